@@ -1,0 +1,106 @@
+"""What one engine accumulates between scrapes, beyond its own counters: arrivals, busy and queued time, levels."""
+
+from dataclasses import dataclass, field
+
+from exporter.history import History
+from exporter.signals.arrivals import RunningMaximum, engine_levels
+from exporter.signals.engine import has_work
+from exporter.signals.levels import EDGES, TimeAtLevel
+from exporter.signals.queue import capacity_waiting
+from exporter.signals.step import busy_seconds, steps_in
+from exporter.signals.window import Window, divide
+from exporter.snapshot import Engine
+from exporter.upstream import TABLE, Column, Kind, Part
+
+CORE = tuple(
+    Column(row.key, Part.VALUE if row.kind is Kind.COUNTER else Part.COUNT)
+    for row in TABLE
+    if row.core and row.scope_engine
+)
+WARM_UP_STEPS = 100
+WARM_UP_PATIENCE = 5
+"""The first steps compile and capture: a stall is called that many times later during them."""
+
+
+@dataclass(slots=True)
+class Accrual:
+    """State of one engine between two scrapes. ``served``: a core counter of its stands above zero."""
+
+    first_seen_unix_seconds: float
+    moved_at: float
+    arrivals: RunningMaximum = field(default_factory=RunningMaximum)
+    restarts: int = 0
+    served: bool = False
+    steps_since_start: float = 0.0
+    step_seconds: float | None = None
+    busy_seconds: float = 0.0
+    queued_seconds: float = 0.0
+    queued_first_tokens: float = 0.0
+    time_at_level: dict[str, TimeAtLevel] = field(default_factory=dict)
+
+    def begin_again(self, unix_seconds: float, before: Window, answered_before: float | None) -> None:
+        """The engine's process began again: nothing waits there, and what comes now comes on top."""
+        self.restarts += 1
+        self.first_seen_unix_seconds = unix_seconds
+        self.steps_since_start = 0.0
+        self.served = False
+        first_tokens = before.first("ttft", part=Part.COUNT)
+        self.arrivals.reset(seen=first_tokens, held=answered_before)
+
+    def observe(self, step: Window, answered: float | None, *, continuous: bool) -> float:
+        """Take in the stretch from one good scrape to the next; returns how much of it the engine was busy, in seconds.
+
+        Args:
+            step: the last two scrapes.
+            answered: 2xx responses since the first scrape, if this engine is the only one behind the port.
+            continuous: no scrape failed and the engine did not begin again in between.
+        """
+        at = step.rows[-1].at
+        running, waiting = step.last("running"), step.last("waiting")
+        first_tokens = step.last("ttft", part=Part.COUNT)
+        self.arrivals.observe(**engine_levels(first_tokens, waiting, running, answered))
+        steps = steps_in(step)
+        self.steps_since_start += steps or 0.0
+        if not has_work(step) or any(step.increase_of(column) for column in CORE):
+            self.moved_at = at
+        busy = self._busy(step, steps, continuous=continuous)
+        if continuous:
+            self._queue(step)
+            self._levels(step, steps)
+        return busy
+
+    def _busy(self, step: Window, steps: float | None, *, continuous: bool) -> float:
+        before = step.first("running") if continuous else 0.0
+        running = step.last("running")
+        if before and running and steps:
+            self.step_seconds = step.seconds / steps
+        gap = divide(step.increase("itl", part=Part.SUM), step.increase("itl", part=Part.COUNT))
+        busy = busy_seconds(step.seconds, steps, before, running, self.step_seconds or gap)
+        self.busy_seconds += busy
+        return busy
+
+    def _queue(self, step: Window) -> None:
+        if step.first("waiting") and capacity_waiting(step):
+            self.queued_seconds += step.seconds
+            self.queued_first_tokens += step.increase("ttft", part=Part.COUNT) or 0.0
+
+    def _levels(self, step: Window, steps: float | None) -> None:
+        sequences = step.increase("itl", part=Part.COUNT)
+        batch = divide(sequences, steps) if steps else 0.0 if step.last("running") == 0 else None
+        levels = {"waiting": step.last("waiting"), "kv_usage": step.last("kv_usage"), "decode_batch": batch}
+        for name, level in levels.items():
+            if level is not None:
+                self.time_at_level.setdefault(name, TimeAtLevel(EDGES[name])).observe(level, step.seconds)
+
+    def stalled(self, step: Window, stall_after_seconds: float) -> bool | None:
+        """Whether there is work and nothing has moved for so long; None where the gauges do not tell of work."""
+        if step.last("running") is None and step.last("waiting") is None:
+            return None
+        patience = stall_after_seconds * (WARM_UP_PATIENCE if self.steps_since_start < WARM_UP_STEPS else 1)
+        return has_work(step) and step.rows[-1].at - self.moved_at >= patience
+
+    def put(self, history: History, engine: Engine) -> None:
+        """Write the running totals into the last row."""
+        for name in ("busy_seconds", "queued_seconds", "queued_first_tokens"):
+            history.put(engine, Column(name), getattr(self, name))
+        history.put(engine, Column("arrivals"), self.arrivals.total)

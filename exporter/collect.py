@@ -1,0 +1,129 @@
+"""Values to metric families, through the catalogue: the only place where exported series are made."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from prometheus_client.core import Metric as Family
+from prometheus_client.samples import Sample
+
+from exporter.catalogue import TABLE, Filled, Metric, Scope, Type
+from exporter.signals.histogram import Histogram
+from exporter.signals.levels import TimeAtLevel
+from exporter.signals.view import EngineView, SelfView, TargetView
+
+TARGET_LABEL = "target"
+
+
+def families(
+    sidecar: SelfView,
+    targets: Sequence[TargetView],
+    disabled_groups: Iterable[str] = (),
+    *,
+    several: bool | None = None,
+) -> Iterator[Family]:
+    """Every family that has a series now, in the catalogue's order.
+
+    Args:
+        sidecar: the sidecar itself.
+        targets: the targets, at least as far as they are known.
+        disabled_groups: groups of metrics to leave out.
+        several: whether engine-scoped series carry the target's label; by default with more than one target.
+    """
+    several = len(targets) > 1 if several is None else several
+    left_out = frozenset(disabled_groups)
+    for row in TABLE:
+        if row.group in left_out:
+            continue
+        family = Family(row.full_name.removesuffix("_total"), row.help, row.type.value)
+        for labels, view in _owners(row, sidecar, targets, several=several):
+            family.samples.extend(_samples(row, labels, row.fill(view)))
+        if family.samples:
+            yield family
+
+
+def _owners(
+    row: Metric, sidecar: SelfView, targets: Sequence[TargetView], *, several: bool
+) -> Iterator[tuple[dict[str, str], SelfView | TargetView | EngineView]]:
+    if row.scope is Scope.SELF:
+        yield {}, sidecar
+        return
+    for target in targets:
+        if row.scope is Scope.TARGET:
+            yield {TARGET_LABEL: target.label}, target
+            continue
+        for engine in target.engines:
+            if row.type is Type.GAUGE and not engine.fresh:
+                continue
+            labels = {"model_name": engine.engine.model_name, "engine": engine.engine.engine}
+            yield ({TARGET_LABEL: target.label, **labels} if several else labels), engine
+
+
+def _samples(row: Metric, owner: Mapping[str, str], filled: Filled) -> Iterator[Sample]:
+    if isinstance(filled, Histogram):
+        counts = zip(filled.edges, filled.counts, strict=True)
+        yield from _buckets(row, owner, counts, filled.total)
+    elif isinstance(filled, TimeAtLevel):
+        yield from _buckets(row, owner, zip((*filled.edges, math.inf), filled.counts, strict=True), filled.total)
+    else:
+        for labels, value in values(filled).items():
+            yield Sample(row.full_name, {**owner, **dict(zip(row.labels, labels, strict=True))}, value)
+
+
+def _buckets(
+    row: Metric, owner: Mapping[str, str], counts: Iterable[tuple[float, float]], total: float | None
+) -> Iterator[Sample]:
+    count = 0.0
+    for edge, count in counts:
+        le = "+Inf" if edge == math.inf else repr(float(edge))
+        yield Sample(f"{row.full_name}_bucket", {**owner, "le": le}, count)
+    yield Sample(f"{row.full_name}_count", dict(owner), count)
+    if total is not None:
+        yield Sample(f"{row.full_name}_sum", dict(owner), total)
+
+
+def values(filled: Filled) -> dict[tuple[str, ...], float]:
+    """The numbers of a signal that are known, by the row's own labels; a plain number has none."""
+    if filled is None or isinstance(filled, Histogram | TimeAtLevel):
+        return {}
+    numbers = filled if isinstance(filled, Mapping) else {(): filled}
+    return {labels: value for labels, value in numbers.items() if value is not None and math.isfinite(value)}
+
+
+def signals(targets: Sequence[TargetView]) -> list[dict[str, Any]]:
+    """The same values as JSON objects, one a target with its engines; null is what is not known.
+
+    Keys are the catalogue's names. Where a metric has labels its value is an object by their values, one level a label.
+    Histograms are left out.
+    """
+    return [_target_object(target) for target in targets]
+
+
+def _target_object(target: TargetView) -> dict[str, Any]:
+    found: dict[str, Any] = {"target": target.label, "age_seconds": target.age_seconds}
+    found |= _object(Scope.TARGET, target)
+    found["engines"] = [
+        {"model_name": engine.engine.model_name, "engine": engine.engine.engine, **_object(Scope.ENGINE, engine)}
+        for engine in target.engines
+    ]
+    return found
+
+
+def _object(scope: Scope, view: TargetView | EngineView) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for row in TABLE:
+        if row.scope is not scope or row.type is Type.HISTOGRAM:
+            continue
+        stale = isinstance(view, EngineView) and row.type is Type.GAUGE and not view.fresh
+        numbers = {} if stale else values(row.fill(view))
+        if row.labels:
+            tree: dict[str, Any] = {}
+            for labels, value in numbers.items():
+                branch = tree
+                for label in labels[:-1]:
+                    branch = branch.setdefault(label, {})
+                branch[labels[-1]] = value
+            found[row.name] = tree or None
+        else:
+            found[row.name] = numbers.get(())
+    return found

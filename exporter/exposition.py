@@ -1,0 +1,298 @@
+"""Bytes of an exposition to a snapshot: exact names only, the whole label grammar, one bad line costs one line.
+
+Reads Prometheus text 0.0.4 and 1.0.0 and OpenMetrics 1.0. Everything before the value is remembered together with the
+slot it fills, so that a steady scrape costs one comparison a line and one split and one look-up a line that changed.
+"""
+
+import math
+import re
+from enum import Enum
+from itertools import compress
+from operator import ne
+from typing import NamedTuple
+
+from exporter.snapshot import TARGET, Engine, Layout, Snapshot
+from exporter.upstream import SAMPLES, Column, Part, Sample
+
+
+class Reason(Enum):
+    """Why a scrape failed, as it is exported."""
+
+    TIMEOUT = "timeout"
+    CONNECT = "connect"
+    TLS = "tls"
+    AUTH = "auth"
+    HTTP_STATUS = "http_status"
+    ENCODING = "encoding"
+    TOO_LARGE = "too_large"
+    PARSE = "parse"
+    EMPTY = "empty"
+    NO_SERIES = "no_series"
+
+
+class Failure(NamedTuple):
+    """A failed scrape: the reason that is counted and a line for the log."""
+
+    reason: Reason
+    detail: str
+
+
+class Scraped(NamedTuple):
+    """A body that arrived whole, decompressed, and how long it took to come."""
+
+    body: bytes
+    openmetrics: bool
+    seconds: float
+
+
+class Line(NamedTuple):
+    """A sample line. ``plain`` lines are name, labels, one blank and the value: no timestamp, no exemplar."""
+
+    name: str
+    labels: dict[str, str]
+    value: float
+    plain: bool
+
+
+_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+_QUOTED = r'"((?:[^"\\]|\\.)*)"'
+_LABEL = re.compile(
+    rf"[ \t]*(?:([a-zA-Z_][a-zA-Z0-9_]*)|{_QUOTED})[ \t]*(?:=[ \t]*{_QUOTED})?[ \t]*(?:,|(?=\}}))", re.DOTALL
+)
+_OPEN = re.compile(r"[ \t]*\{")
+_CLOSE = re.compile(r"[ \t]*\}")
+_NUMBER = r"[+-]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|(?i:inf|infinity|nan))"
+_AFTER = re.compile(rf"([ \t]*)({_NUMBER})(?:[ \t]+({_NUMBER}))?[ \t]*(#.*)?\r?", re.DOTALL)
+_ESCAPE = re.compile(r'\\([\\"n])')
+_UNESCAPED = {"\\": "\\", '"': '"', "n": "\n"}
+
+
+def _unescape(text: str) -> str:
+    return _ESCAPE.sub(lambda found: _UNESCAPED[found[1]], text) if "\\" in text else text
+
+
+def parse_line(text: str) -> Line:
+    """One sample line, without its line feed.
+
+    A timestamp or an exemplar is read over; neither can take the value's place.
+
+    Raises:
+        ValueError: not a sample line.
+    """
+    text = text.strip(" \t")
+    labels: dict[str, str] = {}
+    found = _NAME.match(text)
+    name, at = (found[0], found.end()) if found else ("", 0)
+    opened = _OPEN.match(text, at)
+    if opened:
+        at = opened.end()
+        while (end := _CLOSE.match(text, at)) is None:
+            pair = _LABEL.match(text, at)
+            if pair is None:
+                raise ValueError("malformed labels")
+            bare, quoted, value = pair.groups()
+            key = bare if bare is not None else _unescape(quoted)
+            if value is None:
+                # {"a.name", label="…"}: the quoted form of a name that the plain grammar does not allow
+                if bare is not None or name:
+                    raise ValueError("a label without a value")
+                name = key
+            elif key in labels:
+                raise ValueError("a label twice")
+            else:
+                labels[key] = _unescape(value)
+            at = pair.end()
+        at = end.end()
+    rest = _AFTER.fullmatch(text, at)
+    if rest is None or not name or (opened is None and not rest[1]):
+        raise ValueError("not a sample")
+    return Line(name, labels, float(rest[2]), rest[1] == " " and rest[3] is None and rest[4] is None)
+
+
+def _le(text: str) -> str:
+    """A bucket's edge in one spelling, so that ``1``, ``1.0`` and ``1e0`` are one bucket."""
+    edge = float(text)
+    if math.isnan(edge):
+        raise ValueError("a bucket without an edge")
+    return "+Inf" if edge == math.inf else repr(edge)
+
+
+_IGNORED = -1
+_COMMENT = -2
+_BAD = -3
+
+
+class Parser:
+    """Reads the bodies of one target, one after the other, into slots of one layout.
+
+    Args:
+        layout: the target's; slots are added as series appear.
+        engines: the values of the ``engine`` label to keep, compared whole; empty keeps all.
+        max_series: how many slots the target may use.
+    """
+
+    def __init__(self, layout: Layout, engines: frozenset[str] = frozenset(), max_series: int = 20_000) -> None:
+        self._layout = layout
+        self._engines = engines
+        self._max_series = max_series
+        self._known: dict[bytes, int] = {}
+        self._rank: dict[int, int] = {}
+        self._shadowed = False
+        self._last_lines: list[bytes] = []
+        self._last_slots: list[int] = []
+        self._last = Snapshot([])
+
+    def parse(self, body: bytes, *, openmetrics: bool = False) -> Snapshot | Failure:
+        """A snapshot, or why the body as a whole cannot be used. Never raises.
+
+        A body that does not end where an exposition ends was cut off: all of it is refused, since which series are
+        missing cannot be known.
+        """
+        if not body.strip():
+            return Failure(Reason.EMPTY, "the body is empty")
+        if openmetrics and not body.rstrip().endswith(b"# EOF"):
+            return Failure(Reason.PARSE, "the body is cut off: no # EOF")
+        if not openmetrics and not body.endswith(b"\n"):
+            return Failure(Reason.PARSE, "the body is cut off inside a line")
+        lines = body.split(b"\n")
+        return self._changed(lines) or self._whole(lines)
+
+    def _changed(self, lines: list[bytes]) -> Snapshot | None:
+        """The last snapshot with the changed lines' values, if each line is still the series it was; else None.
+
+        From one scrape to the next most lines do not change a byte, so comparing is cheaper than reading.
+        """
+        last = self._last_lines
+        if len(lines) != len(last) or self._last.bad_lines:
+            return None
+        known, slots, values = self._known, self._last_slots, self._last.values.copy()
+        for position in compress(range(len(lines)), map(ne, last, lines)):
+            head, _, text = lines[position].rpartition(b" ")
+            slot = known.get(head, _BAD)
+            if slot != slots[position]:
+                return None
+            if slot == _COMMENT:
+                continue
+            value = _number(text)
+            if value is None:
+                return None
+            if slot != _IGNORED:
+                values[slot] = value
+        self._last_lines = lines
+        self._last = Snapshot(values)
+        return self._last
+
+    def _whole(self, lines: list[bytes]) -> Snapshot | Failure:
+        shadowed = self._shadowed
+        result = self._fill(lines)
+        if self._shadowed and not shadowed:
+            result = self._fill(lines)
+        if self._shadowed and isinstance(result, Snapshot) and any(result.values[slot] is None for slot in self._rank):
+            # A newer name went away, perhaps with a restart into an older version: let the older name in again.
+            self._known.clear()
+            self._rank.clear()
+            self._shadowed = False
+            result = self._fill(lines)
+        return result
+
+    def _fill(self, lines: list[bytes]) -> Snapshot | Failure:
+        if len(self._known) > 4 * self._max_series:
+            self._known.clear()
+        known = self._known
+        values: list[float | None] = [None] * len(self._layout.slots)
+        slots = []
+        good = bad = filled = 0
+        for line in lines:
+            head, _, text = line.rpartition(b" ")
+            slot = known.get(head)
+            if slot is None:
+                slot, value = self._read(line, head)
+            else:
+                value = None if slot == _COMMENT else _number(text)
+            slots.append(slot)
+            if slot == _COMMENT:
+                continue
+            if value is None:
+                bad += 1
+                continue
+            good += 1
+            if slot == _IGNORED:
+                continue
+            if slot >= self._max_series:
+                return Failure(Reason.TOO_LARGE, f"more than {self._max_series} series of ours")
+            if slot >= len(values):
+                values.extend([None] * (slot + 1 - len(values)))
+            if values[slot] is None:
+                values[slot] = value
+                filled += 1
+            else:
+                bad += 1  # the same series again: the first one stays, neither is summed nor overwritten
+        if not filled:
+            return self._nothing(good, bad)
+        self._last_lines, self._last_slots, self._last = lines, slots, Snapshot(values, bad)
+        return self._last
+
+    def _nothing(self, good: int, bad: int) -> Failure:
+        if bad and not good:
+            return Failure(Reason.PARSE, f"not an exposition: {bad} lines, none of them a sample")
+        if self._engines:
+            return Failure(Reason.NO_SERIES, f"no series match engine={','.join(sorted(self._engines))}")
+        return Failure(Reason.NO_SERIES, f"{good} samples, none of them vLLM's")
+
+    def _read(self, line: bytes, head: bytes) -> tuple[int, float | None]:
+        """A line not met before: its slot and value; no value if it is malformed."""
+        stripped = line.strip()
+        if not stripped or stripped[:1] == b"#":
+            if head:
+                self._known[head] = _COMMENT
+            return _COMMENT, None
+        try:
+            parsed = parse_line(line.decode())
+            slot = self._slot(parsed)
+        except ValueError:
+            return _BAD, None
+        if parsed.plain and line[len(head) + 1 :].strip():
+            self._known[head] = slot
+        return slot, parsed.value
+
+    def _slot(self, line: Line) -> int:
+        sample = SAMPLES.get(line.name)
+        if sample is None:
+            return _IGNORED
+        series = sample.series
+        owner = TARGET
+        if series.scope_engine:
+            engine = line.labels.get("engine", "")
+            if (self._engines and engine not in self._engines) or (sample.v1_only and not engine):
+                return _IGNORED
+            # Triton's backend labels the model ``model``.
+            owner = Engine(line.labels.get("model_name", line.labels.get("model", "")), engine)
+        labels = tuple(line.labels.get(name, "") for name in series.labels)
+        if sample.part is Part.BUCKET:
+            labels = (_le(line.labels.get("le", "")),)
+        slot = self._layout.slot(owner, Column(series.key, sample.part, labels))
+        return self._newest(slot, sample)
+
+    def _newest(self, slot: int, sample: Sample) -> int:
+        """Where two names of one series are present, the newer fills the slot and the older is read over."""
+        if not sample.series.aliases:
+            return slot
+        rank = self._rank.get(slot, sample.rank)
+        self._rank[slot] = min(rank, sample.rank)
+        if sample.rank == rank:
+            return slot
+        self._shadowed = True
+        if sample.rank > rank:
+            return _IGNORED
+        for head, known in self._known.items():
+            if known == slot:
+                self._known[head] = _IGNORED
+        return slot
+
+
+def _number(text: bytes) -> float | None:
+    # Python reads 1_000, an exposition may not.
+    try:
+        return None if b"_" in text else float(text)
+    except ValueError:
+        return None

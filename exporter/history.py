@@ -1,0 +1,201 @@
+"""The ring of snapshots of one target, and the counters the sidecar integrates from them. Time is a value.
+
+Counters are integrated from the first successful scrape: one base for all, never dipping, going on over an engine's
+restart. A row of the ring holds that running total, so an increase over any window is a subtraction.
+"""
+
+import math
+from array import array
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from exporter.signals.window import Row, Window
+from exporter.snapshot import ABSENT, TARGET, Engine, Layout, Snapshot
+from exporter.upstream import SERIES, Column, Kind, Part
+
+PROCESS_START = Column("process_start")
+
+
+class Restarts(NamedTuple):
+    """What a snapshot revealed: owners whose counters began again, and whether the process itself did.
+
+    ``process`` is None where the engine does not say when it started.
+    """
+
+    owners: frozenset[Engine | None]
+    process: bool | None
+
+
+@dataclass(slots=True)
+class _Slots:
+    """How each slot is read, worked out once a slot."""
+
+    counters: list[int] = field(default_factory=list)
+    sums: list[int] = field(default_factory=list)
+    gauges: list[int] = field(default_factory=list)
+    core: dict[Engine | None, list[int]] = field(default_factory=dict)
+    sorted_out: int = 0
+
+    def extend(self, layout: Layout) -> set[tuple[Engine | None, str]]:
+        """Sort new slots in; returns the histograms (owner and series) that got new buckets."""
+        bucketed = set()
+        for position in range(self.sorted_out, len(layout.slots)):
+            slot = layout.slots[position]
+            row = SERIES.get(slot.column.series)
+            if row is None:
+                continue  # ours, put in by the owner of this history
+            if slot.column.part is Part.SUM:
+                self.sums.append(position)
+            elif row.kind is Kind.GAUGE:
+                self.gauges.append(position)
+            else:
+                self.counters.append(position)
+                if slot.column.part is Part.BUCKET:
+                    bucketed.add((slot.owner, slot.column.series))
+                elif row.core:
+                    self.core.setdefault(slot.owner, []).append(position)
+        self.sorted_out = len(layout.slots)
+        return bucketed
+
+
+class History:
+    """Snapshots of one target, newest last, and the totals of its counters.
+
+    Args:
+        layout: shared with the parser that fills the snapshots.
+        keep_seconds: the longest window that will be asked for.
+    """
+
+    def __init__(self, layout: Layout, keep_seconds: float) -> None:
+        self._layout = layout
+        self._keep_seconds = keep_seconds
+        self._slots = _Slots()
+        self._raw: list[float] = []
+        self._totals = array("d")
+        self._born: list[float] = []
+        self._known: set[Engine | None] = set()
+        self._rows: list[Row] = []
+        self._now = array("d")
+        self._at = -math.inf
+
+    @property
+    def last_at(self) -> float | None:
+        """Monotonic seconds of the last good scrape; None before the first."""
+        return self._rows[-1].at if self._rows else None
+
+    def observe(self, snapshot: Snapshot, at: float) -> Restarts:
+        """Take a snapshot in as a new row: counters grow by their reset-proof increases."""
+        self._at = at
+        self._grow()
+        self._new_edges(self._slots.extend(self._layout))
+        values = snapshot.values + [None] * (len(self._totals) - len(snapshot.values))
+        process = self._process_began_again(values)
+        reset = frozenset(owner for owner in self._slots.core if process or self._fell(owner, values))
+        if process:
+            reset |= self._known
+        self._now = array("d", [ABSENT]) * len(self._totals)
+        self._take_gauges(values)
+        self._count(values, reset)
+        self._sum_up(values, reset)
+        self._known = {TARGET, *self._layout.engines}
+        self._rows.append(Row(at, self._now))
+        while len(self._rows) > 2 and self._rows[1].at <= at - self._keep_seconds:
+            del self._rows[0]
+        return Restarts(reset, process)
+
+    def _take_gauges(self, values: list[float | None]) -> None:
+        for position in self._slots.gauges:
+            value = values[position]
+            if value is not None and math.isfinite(value):
+                self._now[position] = self._raw[position] = value
+
+    def _count(self, values: list[float | None], reset: frozenset[Engine | None]) -> None:
+        """Counters, and the counts of histograms. What is new on a known engine began at zero after the last scrape."""
+        raw, totals, now, slots, known = self._raw, self._totals, self._now, self._layout.slots, self._known
+        for position in self._slots.counters:
+            value = values[position]
+            if value is None or not 0 <= value < math.inf:
+                continue
+            last = raw[position]
+            if reset and slots[position].owner in reset:
+                totals[position] += value
+                raw[position] = value
+            elif value > last:
+                totals[position] += value - last
+                raw[position] = value
+            elif math.isnan(last):
+                totals[position] += value if slots[position].owner in known else 0.0
+                raw[position] = value
+            now[position] = totals[position]
+
+    def _sum_up(self, values: list[float | None], reset: frozenset[Engine | None]) -> None:
+        """Sums of observations. A fall without a reset is vLLM's poisoned sum: go on from the lower value."""
+        raw, totals, slots = self._raw, self._totals, self._layout.slots
+        for position in self._slots.sums:
+            value = values[position]
+            if value is None or not math.isfinite(value):
+                continue
+            owner = slots[position].owner
+            base = 0.0 if owner in reset else raw[position]
+            if math.isnan(base):
+                base = 0.0 if owner in self._known else value
+            totals[position] += max(0.0, value - base)
+            raw[position] = value
+            self._now[position] = totals[position]
+
+    def _process_began_again(self, values: list[float | None]) -> bool | None:
+        position = self._layout.target.get(PROCESS_START)
+        started = None if position is None else values[position]
+        if position is None or started is None:
+            return None
+        last = self._raw[position]
+        return not math.isnan(last) and started != last
+
+    def _fell(self, owner: Engine | None, values: list[float | None]) -> bool:
+        """Two core counters fell together, or one below half. A smaller dip is held until it is passed."""
+        fell = 0
+        for position in self._slots.core[owner]:
+            value, last = values[position], self._raw[position]
+            if value is not None and value < last:
+                fell += 1
+                if value < last / 2:
+                    return True
+        return fell >= 2
+
+    def put(self, owner: Engine | None, column: Column, value: float) -> None:
+        """A column of our own in the last row, such as arrivals."""
+        position = self._layout.slot(owner, column)
+        self._grow()
+        self._now.extend([ABSENT] * (len(self._totals) - len(self._now)))
+        self._now[position] = self._totals[position] = value
+
+    def last_two(self, owner: Engine | None) -> Window:
+        """From the scrape before to the last one; only the last one after the first. There must have been one."""
+        return Window(self._rows[-2:], self._layout.columns(owner), self._born)
+
+    def window(self, owner: Engine | None, seconds: float) -> Window | None:
+        """The window of an owner that ends at the last scrape and is nearest to a length; None before the first."""
+        rows = self._rows
+        if not rows:
+            return None
+        aim = rows[-1].at - seconds
+        after = min(bisect_left(rows, aim, key=lambda row: row.at), len(rows) - 1)
+        baseline = after - 1 if after and aim - rows[after - 1].at < rows[after].at - aim else after
+        return Window(rows[baseline:], self._layout.columns(owner), self._born)
+
+    def _new_edges(self, added: set[tuple[Engine | None, str]]) -> None:
+        """Buckets changed, as they may at a restart: what came before cannot be compared with what comes now."""
+        for owner, series in added:
+            columns = self._layout.columns(owner)
+            for column, position in columns.items():
+                if owner in self._known and column.series == series and column.part is Part.BUCKET:
+                    self._totals[position], self._raw[position] = 0.0, ABSENT
+                    self._rows.clear()
+
+    def _grow(self) -> None:
+        more = len(self._layout.slots) - len(self._totals)
+        if more:
+            self._raw.extend([ABSENT] * more)
+            self._totals.extend([0.0] * more)
+            self._born.extend([self._at] * more)

@@ -1,0 +1,245 @@
+"""One target from outcomes of scrapes to what signals read: parse, integrate, judge the state, bill the time.
+
+Live scraping and replay run this same path; time is a value, so what a test sees is what production does.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from exporter.accrual import CORE, Accrual
+from exporter.exposition import Failure, Parser, Reason, Scraped
+from exporter.history import History, Restarts
+from exporter.schema import TargetConfig
+from exporter.signals import cost
+from exporter.signals.arrivals import RunningMaximum, abandoned_level, generation_responses, offered_level
+from exporter.signals.engine import has_work, is_asleep
+from exporter.signals.view import EngineView, Options, State, TargetView
+from exporter.signals.window import Window
+from exporter.snapshot import TARGET, Engine, Layout, Snapshot
+from exporter.upstream import PREFIXES, REQUIRED, Column, Part
+
+NOW_SECONDS = 15.0
+MINUTE_SECONDS = 60.0
+LONG_SECONDS = 300.0
+STALE_SECONDS = 10.0
+COUNTERS_KEPT_SECONDS = 3600.0
+SUSPICIOUS_SECONDS = 6.0
+
+
+class Pipeline:
+    """The path of one target.
+
+    Args:
+        config: the target's settings; may be replaced while running.
+        options: settings that concern every target.
+        at: monotonic seconds from which time is billed.
+    """
+
+    def __init__(self, config: TargetConfig, options: Options, at: float) -> None:
+        self.config = config
+        self.options = options
+        self.interval_seconds = config.scrape.interval_seconds
+        self.state = State.LOADING
+        self.up: bool | None = None
+        self._healthy: bool | None = None
+        self._failures: Counter[str] = Counter({reason.value: 0 for reason in Reason})
+        self._bad_lines = 0
+        self._scraped: Scraped | None = None
+        self._observed_at = at
+        self._last_good: tuple[float, float] | None = None
+        self._dollars = dict.fromkeys((cost.BUSY, cost.IDLE, cost.UNAVAILABLE), 0.0)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._layout = Layout()
+        keep = max(LONG_SECONDS, *self.options.windows.values()) + 2 * STALE_SECONDS
+        self._history = History(self._layout, keep)
+        self._parser = Parser(self._layout, frozenset(self.config.engines), self.config.scrape.max_series)
+        self._accruals: dict[Engine, Accrual] = {}
+        self._present: tuple[Engine, ...] = ()
+        self._offered, self._abandoned = RunningMaximum(), RunningMaximum()
+
+    def observe(self, outcome: Scraped | Failure, at: float, unix: float) -> Failure | None:
+        """Take in what came of a scrape; returns the failure, if it was or turned out to be one."""
+        seconds = max(0.0, at - self._observed_at)
+        continuous = self.state in (State.UP, State.ASLEEP)
+        self._observed_at = at
+        result = self._parse(outcome) if isinstance(outcome, Scraped) else outcome
+        if isinstance(result, Failure):
+            self._failures[result.reason.value] += 1
+            answered = result.reason in (Reason.EMPTY, Reason.NO_SERIES)
+            self.state = State.LOADING if answered or self._last_good is None else State.LOST
+            self.up = self._healthy = False
+            self._bill(seconds, {})
+            return result
+        self._bad_lines += result.bad_lines
+        restarts = self._history.observe(result, at)
+        busy = dict(self._observe_engines(result, restarts, at, unix, continuous=continuous))
+        asleep = bool(self._present) and all(is_asleep(self._history.last_two(engine)) for engine in self._present)
+        self.state = State.ASLEEP if asleep else State.UP
+        if not self.up or not self.suspicious:
+            self._healthy = True
+        self.up = True
+        self._scraped = outcome if isinstance(outcome, Scraped) else None
+        self._last_good = (at, unix)
+        self._bill(seconds, busy)
+        self._observe_target(restarts)
+        return None
+
+    def observe_health(self, *, healthy: bool) -> None:
+        """Take in the answer of the engine's own health check."""
+        self._healthy = healthy
+
+    @property
+    def suspicious(self) -> bool:
+        """Whether to ask for the engine's health: the scrape failed, or there is work and nothing moves."""
+        return not self.up or any(
+            has_work(self._history.last_two(engine))
+            and self._observed_at - self._accruals[engine].moved_at >= SUSPICIOUS_SECONDS
+            for engine in self._present
+        )
+
+    def _parse(self, scraped: Scraped) -> Snapshot | Failure:
+        result = self._parser.parse(scraped.body, openmetrics=scraped.openmetrics)
+        if isinstance(result, Failure) and result.reason is Reason.TOO_LARGE and self._accruals:
+            # Series came and went until their places ran out: begin again with those that are there now.
+            self._begin()
+            result = self._parser.parse(scraped.body, openmetrics=scraped.openmetrics)
+        return result
+
+    def _observe_engines(
+        self, snapshot: Snapshot, restarts: Restarts, at: float, unix: float, *, continuous: bool
+    ) -> Iterator[tuple[Engine, float]]:
+        seen = {
+            engine: {column: value for column, slot in columns.items() if (value := snapshot.value(slot)) is not None}
+            for engine, columns in self._layout.engines.items()
+        }
+        self._present = tuple(engine for engine, values in seen.items() if values)
+        target = self._history.last_two(TARGET)
+        answered = self._answered(target) if len(self._present) == 1 else None
+        for engine in self._present:
+            accrual = self._accruals.setdefault(engine, Accrual(unix, at))
+            step = self._history.last_two(engine)
+            began_again = restarts.process or (restarts.process is None and engine in restarts.owners)
+            if began_again:
+                before = self._answered(Window(target.rows[:1], target.columns, target.born))
+                accrual.begin_again(unix, step, before if len(self._present) == 1 else None)
+            accrual.served = accrual.served or any(seen[engine].get(column, 0.0) > 0 for column in CORE)
+            yield engine, accrual.observe(step, answered, continuous=continuous and not began_again)
+            accrual.put(self._history, engine)
+
+    def _answered(self, target: Window) -> float | None:
+        """2xx responses of generation routes since the first scrape; None where HTTP is not measured."""
+        if target.last("http_seen", part=Part.COUNT) is None:
+            return None
+        return generation_responses(target).get("2xx", 0.0)
+
+    def _observe_target(self, restarts: Restarts) -> None:
+        target = self._history.last_two(TARGET)
+        engines = [self._history.last_two(engine) for engine in self._present]
+        answered = self._answered(target)
+        finished = sum(
+            window.last("finished", *labels) or 0.0 for window in engines for labels in window.labelled("finished")
+        )
+        if finished and not answered:
+            answered = None  # the routes go by names we do not know, or by none
+        levels = [window.last(gauge) for window in engines for gauge in ("running", "waiting")]
+        in_flight = None if None in levels else sum(level for level in levels if level is not None)
+        failed = generation_responses(target).get("5xx", 0.0)
+        rejected = sum(target.last("rejections", *labels) or 0.0 for labels in target.labelled("rejections"))
+        if restarts.process:
+            before = Window(target.rows[:1], target.columns, target.born)
+            failed_before = generation_responses(before).get("5xx", 0.0)
+            rejected_before = sum(before.last("rejections", *labels) or 0.0 for labels in before.labelled("rejections"))
+            self._offered.reset(level=offered_level(self._answered(before), 0.0, rejected_before, failed_before))
+        offered = offered_level(answered, in_flight, rejected, failed)
+        abandoned = abandoned_level(answered, finished)
+        for name, counter, level in (("offered", self._offered, offered), ("abandoned", self._abandoned, abandoned)):
+            if level is not None:
+                self._history.put(TARGET, Column(name), counter.observe(level=level))
+        for state, dollars in self._dollars.items():
+            if self.config.gpu_hour_dollars is not None:
+                self._history.put(TARGET, Column("dollars", Part.VALUE, (state,)), dollars)
+
+    def _bill(self, seconds: float, busy_seconds: dict[Engine, float]) -> None:
+        price = self.config.gpu_hour_dollars
+        if price is None:
+            return
+        engines = [min(seconds, busy_seconds.get(engine, 0.0)) for engine in self._present]
+        state = State.LOST if self._healthy is False else self.state
+        for kind, dollars in cost.dollars(state, seconds, price, self.config.gpus_per_engine, engines).items():
+            self._dollars[kind] += dollars
+
+    def _missing(self) -> tuple[str, ...]:
+        """Required series that an engine which has served does not expose."""
+        found = set()
+        for engine in self._present if self.up else ():
+            window = self._history.last_two(engine)
+            if not self._accruals[engine].served:
+                continue
+            for row in REQUIRED:
+                if not any(
+                    column.series == row.key and window.last_of(column) is not None for column in window.columns
+                ):
+                    found.add(PREFIXES[0] + row.name)
+        return tuple(sorted(found))
+
+    def view(self, at: float) -> TargetView:
+        """What signals read, as of the last scrape, judged at a monotonic time."""
+        age = None if self._last_good is None else max(0.0, at - self._last_good[0])
+        fresh = age is not None and age <= max(STALE_SECONDS, 2 * self.interval_seconds)
+        kept = age is not None and age <= COUNTERS_KEPT_SECONDS
+        return TargetView(
+            label=self.config.label,
+            config=self.config,
+            options=self.options,
+            state=self.state,
+            up=self.up,
+            healthy=self._healthy,
+            engines=tuple(self._engine_view(engine, fresh=fresh) for engine in self._present) if kept else (),
+            last=self._history.last_two(TARGET) if kept else None,
+            windows=self._windows(TARGET) if fresh else {},
+            dollars=None if self.config.gpu_hour_dollars is None else dict(self._dollars),
+            failures=self._failures,
+            bad_lines=self._bad_lines,
+            missing=self._missing(),
+            interval_seconds=self.interval_seconds,
+            scrape_seconds=None if self._scraped is None else self._scraped.seconds,
+            body_bytes=None if self._scraped is None else len(self._scraped.body),
+            last_success_unix_seconds=None if self._last_good is None else self._last_good[1],
+            age_seconds=age,
+        )
+
+    def _engine_view(self, engine: Engine, *, fresh: bool) -> EngineView:
+        accrual = self._accruals[engine]
+        last = self._history.last_two(engine)
+        process_start = self._history.last_two(TARGET).last("process_start")
+        several = process_start is None if self.config.api_servers is None else self.config.api_servers > 1
+        muted = self.state is not State.UP or not fresh
+        return EngineView(
+            engine=engine,
+            config=self.config,
+            options=self.options,
+            now=self._window(engine, max(NOW_SECONDS, 5 * self.interval_seconds)),
+            windows=self._windows(engine),
+            minute=self._history.window(engine, MINUTE_SECONDS) or last,
+            long=self._history.window(engine, LONG_SECONDS) or last,
+            fresh=fresh,
+            several_api_servers=several,
+            started_unix_seconds=accrual.first_seen_unix_seconds if process_start is None else process_start,
+            restarts=accrual.restarts,
+            stalled=False if muted else accrual.stalled(last, self.config.stall_after_seconds),
+            time_at_level=accrual.time_at_level,
+        )
+
+    def _window(self, engine: Engine | None, seconds: float) -> Window:
+        """A window at least a third covered; else one of no length, in which nothing can be known."""
+        window = self._history.window(engine, seconds)
+        last = self._history.last_two(engine)
+        if window is None or window.seconds < seconds / 3:
+            return Window(last.rows[-1:], last.columns, last.born)
+        return window
+
+    def _windows(self, engine: Engine | None) -> dict[str, Window]:
+        found = {name: self._window(engine, seconds) for name, seconds in self.options.windows.items()}
+        return {name: window for name, window in found.items() if window.seconds > 0}

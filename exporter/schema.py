@@ -1,0 +1,220 @@
+"""What can be set: the schema of the settings, without where they come from. Unknown keys are errors everywhere."""
+
+import re
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from exporter import DEFAULT_PORT
+
+Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
+
+
+def _engine_url(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https", "http+unix"):
+        raise ValueError(f"{url!r} is not an http, https or http+unix URL")
+    try:
+        host, _ = parts.hostname, parts.port
+    except ValueError as error:
+        raise ValueError(f"{url!r}: {error}") from None
+    if not host:
+        raise ValueError(f"{url!r} names no host; an IPv6 address stands in brackets: http://[::1]:8000")
+    if parts.username or parts.password:
+        raise ValueError("a URL must not hold credentials; use bearer_token_file")
+    if parts.query or parts.fragment:
+        raise ValueError(f"{url!r} must not hold a query or a fragment")
+    return url.rstrip("/")
+
+
+def _readable(path: Path) -> Path:
+    try:
+        with path.open("rb"):
+            return path
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from None
+
+
+_DURATION = re.compile(r"([1-9][0-9]*)(s|m)")
+
+
+def window_seconds(window: str) -> float:
+    """``30s``, ``1m`` in seconds."""
+    found = _DURATION.fullmatch(window)
+    if found is None:
+        raise ValueError(f"{window!r} is not a window such as 30s or 5m")
+    return float(found[1]) * {"s": 1, "m": 60}[found[2]]
+
+
+def _window(window: str) -> str:
+    if not 15 <= window_seconds(window) <= 900:
+        raise ValueError(f"window {window!r} must lie between 15s and 15m; longer ones are Prometheus's job")
+    return window
+
+
+EngineUrl = Annotated[str, AfterValidator(_engine_url)]
+ReadableFile = Annotated[Path, AfterValidator(_readable)]
+WindowName = Annotated[str, AfterValidator(_window)]
+ListenAddress = Annotated[str, AfterValidator(lambda address: (split_address(address), address)[1])]
+Labels = Annotated[tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str | int) else value)]
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of ``:10077``, ``0.0.0.0:10077`` or ``[::]:10077``; an empty host is every interface."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise ValueError(f"{address!r} is not HOST:PORT, :PORT or [IPV6]:PORT")
+    if ":" in host and not (host.startswith("[") and host.endswith("]")):
+        raise ValueError(f"{address!r}: an IPv6 address stands in brackets: [::]:{port}")
+    return host.strip("[]"), int(port)
+
+
+class Role(Enum):
+    """What an engine does for a request."""
+
+    BOTH = "both"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class Strict(BaseModel):
+    """A frozen model that refuses keys it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Slo(Strict):
+    """Service level objectives. A threshold of null switches that objective off."""
+
+    ttft_seconds: Seconds | None = Field(2.5, description="Time to first token, per request.")
+    tpot_seconds: Seconds | None = Field(0.1, description="Time per output token, per finished request.")
+    itl_seconds: Seconds | None = Field(0.2, description="Gap between two outputs of a request.")
+    objective_ratio: float = Field(
+        0.99, gt=0, lt=1, description="Share of requests, or of gaps, that must meet the threshold."
+    )
+
+
+class Scrape(Strict):
+    """How an engine is scraped."""
+
+    interval_seconds: Seconds = Field(2.0, ge=0.2, le=60, description="Time between scrapes, before any stretching.")
+    timeout_seconds: Seconds = Field(4.0, le=60, description="One deadline for a whole scrape.")
+    path: str = Field("/metrics", pattern=r"^/[^?#\s]*$", description="Path of the engine's exposition.")
+    health_path: str = Field("/health", pattern=r"^/[^?#\s]*$", description="Asked only when something looks wrong.")
+    filter: bool = Field(False, description="Ask the server for our series only. Floods the engine's access log.")
+    max_body_bytes: Count = Field(16 * 2**20, le=2**30, description="A larger body, decompressed, is refused.")
+    max_series: Count = Field(20_000, description="More series of ours on one target are refused.")
+    bearer_token_file: ReadableFile | None = Field(None, description="Sent to the engine; read again on change.")
+    ca_file: ReadableFile | None = Field(None, description="A private certificate authority, PEM.")
+    cert_file: ReadableFile | None = Field(None, description="Client certificate, PEM.")
+    key_file: ReadableFile | None = Field(None, description="Key of the client certificate, PEM.")
+    server_name: str | None = Field(None, description="Name to expect in the engine's certificate.")
+    insecure_skip_verify: bool = Field(False, description="Accept any certificate. Only when asked.")
+
+    @model_validator(mode="after")
+    def _pair(self) -> Self:
+        if (self.cert_file is None) != (self.key_file is None):
+            raise ValueError("cert_file and key_file go together")
+        return self
+
+
+class TargetConfig(Strict):
+    """One port with one or more engines behind it, and what its metrics cannot say."""
+
+    url: EngineUrl = Field("http://localhost:8000", description="Where the engine serves.")
+    name: str = Field("", description="Value of the label target; host and port of the URL if empty.")
+    model_name: str | None = Field(None, description="The model, known before the engine first answers.")
+    role: Role = Field(Role.BOTH, description="both, prefill or decode.")
+    engines: Labels = Field((), description="Values of the engine label to keep; all if empty.")
+    gpus_per_engine: Count = Field(1, description="GPUs that one engine holds.")
+    gpu_hour_dollars: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
+        None, description="Price of one GPU for an hour. Without it there are no cost series."
+    )
+    pipeline_parallel_size: Count = Field(1, description="As given to vLLM.")
+    api_servers: Count | None = Field(
+        None,
+        description="API server processes; told from the metrics if null: several hide process_start_time_seconds.",
+    )
+    max_num_seqs: Count | None = Field(None, description="As given to vLLM.")
+    max_num_batched_tokens: Count | None = Field(None, description="As given to vLLM.")
+    stall_after_seconds: Seconds = Field(60.0, description="Work without movement for this long is a stall.")
+    slo: Slo = Field(default_factory=Slo)
+    scrape: Scrape = Field(default_factory=Scrape)
+
+    @property
+    def label(self) -> str:
+        """The value of the label ``target``: unique among targets."""
+        return self.name or urlsplit(self.url).netloc
+
+    @model_validator(mode="after")
+    def _engines_once(self) -> Self:
+        if len(set(self.engines)) != len(self.engines):
+            raise ValueError("engines lists an engine twice")
+        return self
+
+
+GROUPS = ("traffic", "scheduler", "latency", "cost", "roofline", "speculation", "kv", "use")
+"""Groups of metrics that can be switched off; those about the sidecar, its targets and engines cannot."""
+
+Group = Literal["traffic", "scheduler", "latency", "cost", "roofline", "speculation", "kv", "use"]
+
+
+class Config(TargetConfig):
+    """All settings: those of a target stand for every target that does not set its own."""
+
+    targets: tuple[TargetConfig, ...] = Field(
+        (), description="Several targets; each may set its own of the settings above. Empty: one, at url."
+    )
+    windows: tuple[WindowName, ...] = Field(
+        ("1m",), min_length=1, max_length=4, description="Windows of the slow signals."
+    )
+    quantiles: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = Field(
+        (0.5, 0.9, 0.99), max_length=8, description="Quantiles of the latencies."
+    )
+    disabled_groups: tuple[Group, ...] = Field((), description="Groups of metrics to leave out.")
+    listen_address: ListenAddress = Field(f":{DEFAULT_PORT}", description="Where the sidecar serves.")
+    never_exit: bool = Field(False, description="Serve config_valid 0 instead of exiting on bad settings. For pods.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="debug, info, warning or error."
+    )
+    log_format: Literal["logfmt", "json"] = Field("logfmt", description="logfmt or json.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _inherit(cls, given: Any) -> Any:
+        """Fill each target's gaps from the settings at the top."""
+        if not isinstance(given, dict) or not isinstance(given.get("targets"), list | tuple):
+            return given
+        own = {"url", "name", "targets"}
+        common = {key: value for key, value in given.items() if key in TargetConfig.model_fields and key not in own}
+        merged = [_merge(common, target) if isinstance(target, dict) else target for target in given["targets"]]
+        return {**given, "targets": merged}
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Self:
+        for position, one in enumerate(self.targets):
+            for other in self.targets[:position]:
+                if one.label == other.label:
+                    raise ValueError(f"two targets are called {one.label}; give them a name each")
+                if one.url == other.url and (
+                    not one.engines or not other.engines or set(one.engines) & set(other.engines)
+                ):
+                    raise ValueError(f"targets {other.label} and {one.label} overlap: the same engines of {one.url}")
+        return self
+
+    def all_targets(self) -> tuple[TargetConfig, ...]:
+        """The targets to watch, at least one."""
+        own = {name: getattr(self, name) for name in TargetConfig.model_fields}
+        return self.targets or (TargetConfig.model_construct(**own),)
+
+
+def _merge(common: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(common)
+    for key, value in own.items():
+        below = merged.get(key)
+        merged[key] = _merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    return merged

@@ -1,0 +1,89 @@
+"""Requests that came, which vLLM does not count, and requests whose clients left, which it does not count either.
+
+Arrivals of an engine are the running maximum of ``first tokens + waiting``: a request is in the one until it is in the
+other. A client that leaves while queued is in neither. Where one engine is behind the port, ``answered + running +
+waiting`` holds it, since the HTTP layer counts the response that was never read. Both count from the first scrape.
+"""
+
+from dataclasses import dataclass, field
+
+from exporter.signals.window import Window
+
+GENERATION_ROUTES = frozenset(
+    {
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/v1/audio/transcriptions",
+        "/v1/audio/translations",
+        "/inference/v1/generate",
+        "/generate",
+        "/invocations",
+    }
+)
+"""HTTP handlers whose requests become sequences of an engine."""
+
+
+def generation_responses(target: Window) -> dict[str, float]:
+    """Responses of generation routes since the first scrape by status class (``2xx``), as of the last scrape."""
+    found: dict[str, float] = {}
+    for handler, method, status in target.labelled("http_requests"):
+        count = target.last("http_requests", handler, method, status)
+        if handler in GENERATION_ROUTES and count is not None:
+            found[status] = found.get(status, 0.0) + count
+    return found
+
+
+@dataclass(slots=True)
+class RunningMaximum:
+    """A counter from levels that dip: it never falls, starts at 0 and goes on over resets.
+
+    Several levels may measure the same thing, each from its own base; the highest counts.
+    """
+
+    total: float = 0.0
+    _bases: dict[str, float] = field(default_factory=dict)
+
+    def observe(self, **levels: float | None) -> float:
+        """The counter after levels that are known now; a level first known counts from here."""
+        for name, level in levels.items():
+            if level is not None:
+                self._bases.setdefault(name, level - self.total)
+        known = (level - self._bases[name] for name, level in levels.items() if level is not None)
+        self.total = max(self.total, *known, self.total)
+        return self.total
+
+    def reset(self, **empty: float | None) -> None:
+        """An engine began again: ``empty`` are the levels at which nothing has arrived since."""
+        self._bases = {name: level - self.total for name, level in empty.items() if level is not None}
+
+
+def engine_levels(
+    first_tokens: float | None, waiting: float | None, running: float | None, answered: float | None
+) -> dict[str, float | None]:
+    """The levels of which arrivals are the running maximum.
+
+    Args:
+        first_tokens: requests that got a first token since the first scrape.
+        waiting: requests queued now; None before the first step of an engine behind several API servers.
+        running: requests scheduled now.
+        answered: 2xx responses of generation routes since the first scrape; None unless this engine is the only one.
+    """
+    seen = None if first_tokens is None else first_tokens + (waiting or 0.0)
+    held = None if answered is None or running is None or waiting is None else answered + running + waiting
+    return {"seen": seen, "held": held}
+
+
+def offered_level(answered: float | None, in_flight: float | None, rejected: float, failed: float) -> float | None:
+    """Requests put to a target since the first scrape: answered, in flight, turned away, failed."""
+    if answered is None or in_flight is None:
+        return None
+    return answered + in_flight + rejected + failed
+
+
+def abandoned_level(answered: float | None, finished: float | None) -> float | None:
+    """Responses that the HTTP layer ended well and no engine finished: their clients had left."""
+    if answered is None or finished is None:
+        return None
+    return answered - finished

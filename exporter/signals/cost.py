@@ -1,0 +1,99 @@
+"""Money: what GPUs cost by what they did, over the tokens and requests that came of it.
+
+All of it is the target's: engines behind one port share the bill.
+"""
+
+from collections.abc import Iterable
+
+from exporter.signals.view import Labelled, State, TargetView, Value
+from exporter.signals.window import Window, divide, plus
+
+BUSY, IDLE, UNAVAILABLE = "busy", "idle", "unavailable"
+MILLION = 1e6
+HOUR_SECONDS = 3600.0
+
+
+def dollars(
+    state: State,
+    seconds: float,
+    gpu_hour_dollars: float,
+    gpus_per_engine: int,
+    engine_busy_seconds: Iterable[float],
+) -> dict[str, float]:
+    """The bill of a stretch of time: price x GPUs x time, split by what the GPUs did.
+
+    Args:
+        state: of the target; loading, asleep and lost are billed as unavailable.
+        seconds: length of the stretch.
+        gpu_hour_dollars: price of one GPU for an hour.
+        gpus_per_engine: GPUs that one engine holds.
+        engine_busy_seconds: for each engine behind the port, how much of the stretch it was stepping.
+    """
+    per_second = gpu_hour_dollars * gpus_per_engine / HOUR_SECONDS
+    busy_seconds = tuple(engine_busy_seconds)
+    bill = per_second * seconds * max(1, len(busy_seconds))
+    if state is not State.UP:
+        return {BUSY: 0.0, IDLE: 0.0, UNAVAILABLE: bill}
+    busy = min(bill, per_second * sum(busy_seconds))
+    return {BUSY: busy, IDLE: bill - busy, UNAVAILABLE: 0.0}
+
+
+def cost_dollars(view: TargetView) -> Labelled:
+    """Price x GPUs x time since the sidecar's start, by what the GPUs did: busy (stepping), idle, unavailable
+    (engine loading, asleep or lost). Absent without a price.
+    """
+    return {} if view.dollars is None else {(state,): value for state, value in view.dollars.items()}
+
+
+def gpu_hour_dollars(view: TargetView) -> Value:
+    """Configured price of one GPU for an hour."""
+    return view.config.gpu_hour_dollars
+
+
+def per_million_tokens(view: TargetView) -> Labelled:
+    """All dollars of the window over its tokens: basis output puts them on output tokens, basis all on input
+    and output. Absent without traffic.
+    """
+    return _per_million(view, (BUSY, IDLE, UNAVAILABLE))
+
+
+def busy_per_million_tokens(view: TargetView) -> Labelled:
+    """The same from busy dollars only, which a lull does not move."""
+    return _per_million(view, (BUSY,))
+
+
+def requests_per_dollar(view: TargetView) -> Labelled:
+    """Finished requests per dollar."""
+    return {
+        (name,): divide(_engines(view, name, "finished"), _spent(window, (BUSY, IDLE, UNAVAILABLE)))
+        for name, window in view.windows.items()
+    }
+
+
+def _per_million(view: TargetView, states: tuple[str, ...]) -> Labelled:
+    found: dict[tuple[str, ...], Value] = {}
+    for name, window in view.windows.items():
+        spent = _spent(window, states)
+        output, prompt = _engines(view, name, "generation_tokens"), _engines(view, name, "prompt_tokens")
+        if spent is None or not output:
+            continue  # no traffic, or an engine that only prefills: there is no price per token
+        found["output", "output", name] = spent / output * MILLION
+        found["all", "all", name] = None if prompt is None else spent / (output + prompt) * MILLION
+    return found
+
+
+def _spent(window: Window, states: tuple[str, ...]) -> Value:
+    return plus(*(window.increase("dollars", state) for state in states))
+
+
+def _engines(view: TargetView, window: str, series: str) -> Value:
+    """A counter's increase summed over the target's engines; None where an engine's is not known."""
+    increases = []
+    for engine in view.engines:
+        seen = engine.windows.get(window)
+        if seen is None:
+            return None
+        found = [seen.increase(series, *labels) for labels in seen.labelled(series)]
+        known = [value for value in found if value is not None]
+        increases.append(sum(known) if known else None)
+    return plus(*increases) if increases else None

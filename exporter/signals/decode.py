@@ -1,0 +1,46 @@
+"""The decode batch, which ``num_requests_running`` is not: that counts prefills too, and only at the scrape."""
+
+from exporter.signals import histogram
+from exporter.signals.step import steps_in
+from exporter.signals.view import EngineView, Labelled, Value
+from exporter.signals.window import divide
+from exporter.upstream import Part
+
+PER_STEP, PER_SECOND = "per_step", "per_second"
+
+
+def estimator(view: EngineView) -> str:
+    """Which estimator holds. Several API servers each count a step, a pipeline one a micro-batch: then Little's law."""
+    return PER_SECOND if view.several_api_servers or view.config.pipeline_parallel_size > 1 else PER_STEP
+
+
+def batch_size(view: EngineView) -> Value:
+    """Sequences in decode per output-producing step; where decode_batch_estimator_info says per_second, their
+    mean over time. Absent where nothing decodes.
+    """
+    if not view.now.last("itl", part=Part.COUNT) and not view.now.increase("itl", part=Part.COUNT):
+        return None
+    if estimator(view) == PER_SECOND:
+        return occupancy(view)
+    return divide(view.now.increase("itl", part=Part.COUNT), steps_in(view.now))
+
+
+def estimator_info(view: EngineView) -> Labelled:
+    """Estimator behind decode_batch_size: per_step, or per_second with several API servers or a pipeline."""
+    return {(estimator(view),): 1.0 if batch_size(view) is not None else None}
+
+
+def occupancy(view: EngineView) -> Value:
+    """Requests between first and last token, preempted ones included: Little's law on inter-token latency."""
+    return view.now.rate("itl", part=Part.SUM)
+
+
+def prefilling(view: EngineView) -> Value:
+    """Requests in prefill: mean prefill time over 5 minutes x first tokens per second."""
+    times = histogram.increases(view.long, "prefill_time")
+    rate = view.now.rate("ttft", part=Part.COUNT)
+    if rate == 0:
+        return 0.0
+    if times is None or times.mean is None or rate is None or times.counts[-1] > times.counts[-2]:
+        return None
+    return times.mean * rate

@@ -1,0 +1,111 @@
+"""What a signal is given: the windows of one engine, or of one target, and the settings that metrics cannot say."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from exporter.schema import TargetConfig
+from exporter.signals.levels import TimeAtLevel
+from exporter.signals.window import Window
+from exporter.snapshot import Engine
+
+Value = float | None
+"""A number, or None: not known, and therefore not exported."""
+
+Labelled = Mapping[tuple[str, ...], Value]
+"""Values by the values of a metric's own labels, in the order the catalogue names them."""
+
+
+class State(Enum):
+    """The state of a target: they bill, alert and show differently."""
+
+    LOADING = "loading"
+    UP = "up"
+    ASLEEP = "asleep"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class SelfView:
+    """The sidecar: its versions, and whether its settings are good."""
+
+    version: str
+    python_version: str
+    config_valid: bool
+    config_reload_unix_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Settings that concern every target: the slow signals' windows by name, the quantiles."""
+
+    windows: Mapping[str, float]
+    quantiles: Sequence[float]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineView:
+    """One engine, as of its target's last good scrape.
+
+    Attributes:
+        engine: its labels.
+        now: the window of "now" signals: 15 s, or 5 scrape intervals.
+        windows: the slow signals' windows by name; one not yet covered is left out.
+        minute: 60 s. For service rates.
+        long: 5 minutes. For means of what ends rarely.
+        fresh: whether the last good scrape is recent enough for gauges.
+        several_api_servers: more than one API server process shares the metrics.
+        started_unix_seconds: when the engine began, or was first seen where it does not say.
+        restarts: times it began again since the first scrape.
+        stalled: work but no movement; None while that cannot be judged.
+        time_at_level: seconds spent at each level of a gauge, by signal.
+    """
+
+    engine: Engine
+    config: TargetConfig
+    options: Options
+    now: Window
+    windows: Mapping[str, Window]
+    minute: Window
+    long: Window
+    fresh: bool
+    several_api_servers: bool
+    started_unix_seconds: float
+    restarts: int
+    stalled: bool | None
+    time_at_level: Mapping[str, TimeAtLevel]
+
+
+@dataclass(frozen=True, slots=True)
+class TargetView:
+    """One target: the port, what is behind it, and how scraping it goes.
+
+    Attributes:
+        label: the value of the label ``target``.
+        up: the last scrape succeeded; None before the first attempt.
+        healthy: ``/health`` when it was last asked, or that nothing looked wrong.
+        last: columns of the target itself; None before the first good scrape.
+        windows: as an engine's, over the target's own columns.
+        dollars: cost by state since the sidecar's start; None without a price.
+        failures: failed scrapes by reason.
+        missing: required series that cannot be found, while that can be judged.
+    """
+
+    label: str
+    config: TargetConfig
+    options: Options
+    state: State
+    up: bool | None
+    healthy: bool | None
+    engines: Sequence[EngineView]
+    last: Window | None
+    windows: Mapping[str, Window]
+    dollars: Mapping[str, float] | None
+    failures: Mapping[str, int]
+    bad_lines: int
+    missing: Sequence[str]
+    interval_seconds: float
+    scrape_seconds: float | None
+    body_bytes: int | None
+    last_success_unix_seconds: float | None
+    age_seconds: float | None

@@ -1,0 +1,69 @@
+"""What one good scrape says, as columns: who owns a number, where it stands, and the numbers themselves."""
+
+import math
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from exporter.upstream import Column
+
+
+class Engine(NamedTuple):
+    """An engine behind a target, by the labels vLLM gives it. ``engine`` is empty where there is none (V0)."""
+
+    model_name: str
+    engine: str
+
+
+TARGET: Engine | None = None
+"""The owner of series without an engine: the target itself."""
+
+ABSENT = math.nan
+"""Inside arrays of numbers, what is not known. It never leaves them."""
+
+
+class Slot(NamedTuple):
+    """The place of a column: its owner and which column."""
+
+    owner: Engine | None
+    column: Column
+
+
+@dataclass(slots=True)
+class Layout:
+    """Which slot holds what. Slots are only ever added, so an older, shorter row of numbers keeps its meaning."""
+
+    slots: list[Slot] = field(default_factory=list)
+    index: dict[Slot, int] = field(default_factory=dict)
+    engines: dict[Engine, dict[Column, int]] = field(default_factory=dict)
+    target: dict[Column, int] = field(default_factory=dict)
+
+    def slot(self, owner: Engine | None, column: Column) -> int:
+        """The index of a column, adding it (and its engine) where it is new."""
+        slot = Slot(owner, column)
+        known = self.index.get(slot)
+        if known is not None:
+            return known
+        position = len(self.slots)
+        self.slots.append(slot)
+        self.index[slot] = position
+        if owner is None:
+            self.target[column] = position
+        else:
+            self.engines.setdefault(owner, {})[column] = position
+        return position
+
+    def columns(self, owner: Engine | None) -> dict[Column, int]:
+        """The columns of an owner; empty for an engine never seen."""
+        return self.target if owner is None else self.engines.get(owner, {})
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One good scrape. ``values[i]`` belongs to ``layout.slots[i]``; ``None`` is absent."""
+
+    values: list[float | None]
+    bad_lines: int = 0
+
+    def value(self, slot: int) -> float | None:
+        """What stands in a slot; a slot added later is absent."""
+        return self.values[slot] if slot < len(self.values) else None
