@@ -174,12 +174,12 @@ class History:
         """From the scrape before to the last one; only the last one after the first. There must have been one."""
         return Window(self._rows[-2:], self._layout.columns(owner), self._born)
 
-    def window(self, owner: Engine | None, seconds: float) -> Window | None:
-        """The window of an owner that ends at the last scrape and is nearest to a length; None before the first."""
+    def window(self, owner: Engine | None, seconds: float, at: float) -> Window | None:
+        """The last so many seconds before a time, as near as scrapes allow; None before the first scrape."""
         rows = self._rows
         if not rows:
             return None
-        aim = rows[-1].at - seconds
+        aim = at - seconds
         after = min(bisect_left(rows, aim, key=lambda row: row.at), len(rows) - 1)
         baseline = after - 1 if after and aim - rows[after - 1].at < rows[after].at - aim else after
         return Window(rows[baseline:], self._layout.columns(owner), self._born)

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from exporter.accrual import CORE, Accrual
 from exporter.exposition import Failure, Parser, Reason, Scraped
 from exporter.history import History, Restarts
-from exporter.schema import TargetConfig
+from exporter.schema import Options, TargetConfig
 from exporter.signals import cost
-from exporter.signals.arrivals import RunningMaximum, abandoned_level, generation_responses, offered_level
+from exporter.signals.arrivals import Frontend, RunningMaximum, abandoned_level, answered, offered_level
 from exporter.signals.engine import has_work, is_asleep
-from exporter.signals.view import EngineView, Options, State, TargetView
+from exporter.signals.view import EngineView, State, TargetView
 from exporter.signals.window import Window
 from exporter.snapshot import TARGET, Engine, Layout, Snapshot
 from exporter.upstream import PREFIXES, REQUIRED, Column, Part
@@ -116,49 +116,36 @@ class Pipeline:
         }
         self._present = tuple(engine for engine, values in seen.items() if values)
         target = self._history.last_two(TARGET)
-        answered = self._answered(target) if len(self._present) == 1 else None
+        alone = len(self._present) == 1
         for engine in self._present:
             accrual = self._accruals.setdefault(engine, Accrual(unix, at))
             step = self._history.last_two(engine)
             began_again = restarts.process or (restarts.process is None and engine in restarts.owners)
             if began_again:
-                before = self._answered(Window(target.rows[:1], target.columns, target.born))
-                accrual.begin_again(unix, step, before if len(self._present) == 1 else None)
+                accrual.begin_again(unix, step, answered(target, Window.first) if alone else None)
             accrual.served = accrual.served or any(seen[engine].get(column, 0.0) > 0 for column in CORE)
-            yield engine, accrual.observe(step, answered, continuous=continuous and not began_again)
+            yield (
+                engine,
+                accrual.observe(
+                    step, answered(target, Window.last) if alone else None, continuous=continuous and not began_again
+                ),
+            )
             accrual.put(self._history, engine)
-
-    def _answered(self, target: Window) -> float | None:
-        """2xx responses of generation routes since the first scrape; None where HTTP is not measured."""
-        if target.last("http_seen", part=Part.COUNT) is None:
-            return None
-        return generation_responses(target).get("2xx", 0.0)
 
     def _observe_target(self, restarts: Restarts) -> None:
         target = self._history.last_two(TARGET)
         engines = [self._history.last_two(engine) for engine in self._present]
-        answered = self._answered(target)
-        finished = sum(
-            window.last("finished", *labels) or 0.0 for window in engines for labels in window.labelled("finished")
-        )
-        if finished and not answered:
-            answered = None  # the routes go by names we do not know, or by none
-        levels = [window.last(gauge) for window in engines for gauge in ("running", "waiting")]
-        in_flight = None if None in levels else sum(level for level in levels if level is not None)
-        failed = generation_responses(target).get("5xx", 0.0)
-        rejected = sum(target.last("rejections", *labels) or 0.0 for labels in target.labelled("rejections"))
+        now = Frontend.read(target, engines, Window.last)
+        before = Frontend.read(target, engines, Window.first)
         if restarts.process:
-            before = Window(target.rows[:1], target.columns, target.born)
-            failed_before = generation_responses(before).get("5xx", 0.0)
-            rejected_before = sum(before.last("rejections", *labels) or 0.0 for labels in before.labelled("rejections"))
-            self._offered.reset(level=offered_level(self._answered(before), 0.0, rejected_before, failed_before))
-        offered = offered_level(answered, in_flight, rejected, failed)
-        abandoned = abandoned_level(answered, finished)
+            self._offered.reset(level=offered_level(before.answered, 0.0, before.rejected, before.failed))
+        offered = offered_level(now.answered, now.in_flight, now.rejected, now.failed)
+        abandoned = abandoned_level(now.answered, now.finished, before.answered, before.finished)
         for name, counter, level in (("offered", self._offered, offered), ("abandoned", self._abandoned, abandoned)):
             if level is not None:
                 self._history.put(TARGET, Column(name), counter.observe(level=level))
-        for state, dollars in self._dollars.items():
-            if self.config.gpu_hour_dollars is not None:
+        if self.config.gpu_hour_dollars is not None:
+            for state, dollars in self._dollars.items():
                 self._history.put(TARGET, Column("dollars", Part.VALUE, (state,)), dollars)
 
     def _bill(self, seconds: float, busy_seconds: dict[Engine, float]) -> None:
@@ -196,9 +183,9 @@ class Pipeline:
             state=self.state,
             up=self.up,
             healthy=self._healthy,
-            engines=tuple(self._engine_view(engine, fresh=fresh) for engine in self._present) if kept else (),
+            engines=tuple(self._engine_view(engine, at, fresh=fresh) for engine in self._present) if kept else (),
             last=self._history.last_two(TARGET) if kept else None,
-            windows=self._windows(TARGET) if fresh else {},
+            windows=self._windows(TARGET, at) if fresh else {},
             dollars=None if self.config.gpu_hour_dollars is None else dict(self._dollars),
             failures=self._failures,
             bad_lines=self._bad_lines,
@@ -210,7 +197,7 @@ class Pipeline:
             age_seconds=age,
         )
 
-    def _engine_view(self, engine: Engine, *, fresh: bool) -> EngineView:
+    def _engine_view(self, engine: Engine, at: float, *, fresh: bool) -> EngineView:
         accrual = self._accruals[engine]
         last = self._history.last_two(engine)
         process_start = self._history.last_two(TARGET).last("process_start")
@@ -220,10 +207,10 @@ class Pipeline:
             engine=engine,
             config=self.config,
             options=self.options,
-            now=self._window(engine, max(NOW_SECONDS, 5 * self.interval_seconds)),
-            windows=self._windows(engine),
-            minute=self._history.window(engine, MINUTE_SECONDS) or last,
-            long=self._history.window(engine, LONG_SECONDS) or last,
+            now=self._window(engine, max(NOW_SECONDS, 5 * self.interval_seconds), at),
+            windows=self._windows(engine, at),
+            minute=self._history.window(engine, MINUTE_SECONDS, at) or last,
+            long=self._history.window(engine, LONG_SECONDS, at) or last,
             fresh=fresh,
             several_api_servers=several,
             started_unix_seconds=accrual.first_seen_unix_seconds if process_start is None else process_start,
@@ -232,14 +219,14 @@ class Pipeline:
             time_at_level=accrual.time_at_level,
         )
 
-    def _window(self, engine: Engine | None, seconds: float) -> Window:
+    def _window(self, engine: Engine | None, seconds: float, at: float) -> Window:
         """A window at least a third covered; else one of no length, in which nothing can be known."""
-        window = self._history.window(engine, seconds)
+        window = self._history.window(engine, seconds, at)
         last = self._history.last_two(engine)
         if window is None or window.seconds < seconds / 3:
             return Window(last.rows[-1:], last.columns, last.born)
         return window
 
-    def _windows(self, engine: Engine | None) -> dict[str, Window]:
-        found = {name: self._window(engine, seconds) for name, seconds in self.options.windows.items()}
+    def _windows(self, engine: Engine | None, at: float) -> dict[str, Window]:
+        found = {name: self._window(engine, seconds, at) for name, seconds in self.options.windows.items()}
         return {name: window for name, window in found.items() if window.seconds > 0}

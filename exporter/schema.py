@@ -1,9 +1,10 @@
 """What can be set: the schema of the settings, without where they come from. Unknown keys are errors everywhere."""
 
 import re
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -60,7 +61,15 @@ EngineUrl = Annotated[str, AfterValidator(_engine_url)]
 ReadableFile = Annotated[Path, AfterValidator(_readable)]
 WindowName = Annotated[str, AfterValidator(_window)]
 ListenAddress = Annotated[str, AfterValidator(lambda address: (split_address(address), address)[1])]
-Labels = Annotated[tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str | int) else value)]
+
+
+def _labels(value: object) -> object:
+    """YAML and JSON read ``engines: [0, 1]`` as numbers."""
+    several = value if isinstance(value, list | tuple) else (value,)
+    return tuple(str(each) if isinstance(each, int) else each for each in several)
+
+
+Labels = Annotated[tuple[str, ...], BeforeValidator(_labels)]
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -157,6 +166,13 @@ class TargetConfig(Strict):
         return self
 
 
+class Options(NamedTuple):
+    """Settings that concern every target: the slow signals' windows in seconds by name, the quantiles."""
+
+    windows: Mapping[str, float]
+    quantiles: Sequence[float]
+
+
 GROUPS = ("traffic", "scheduler", "latency", "cost", "roofline", "speculation", "kv", "use")
 """Groups of metrics that can be switched off; those about the sidecar, its targets and engines cannot."""
 
@@ -191,7 +207,7 @@ class Config(TargetConfig):
             return given
         own = {"url", "name", "targets"}
         common = {key: value for key, value in given.items() if key in TargetConfig.model_fields and key not in own}
-        merged = [_merge(common, target) if isinstance(target, dict) else target for target in given["targets"]]
+        merged = [merge(common, target) if isinstance(target, dict) else target for target in given["targets"]]
         return {**given, "targets": merged}
 
     @model_validator(mode="after")
@@ -206,15 +222,20 @@ class Config(TargetConfig):
                     raise ValueError(f"targets {other.label} and {one.label} overlap: the same engines of {one.url}")
         return self
 
+    def options(self) -> Options:
+        """Settings that concern every target."""
+        return Options({name: window_seconds(name) for name in self.windows}, self.quantiles)
+
     def all_targets(self) -> tuple[TargetConfig, ...]:
         """The targets to watch, at least one."""
         own = {name: getattr(self, name) for name in TargetConfig.model_fields}
         return self.targets or (TargetConfig.model_construct(**own),)
 
 
-def _merge(common: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+def merge(common: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """Settings over other settings: what both hold as an object is merged, anything else is replaced."""
     merged = dict(common)
     for key, value in own.items():
         below = merged.get(key)
-        merged[key] = _merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+        merged[key] = merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
     return merged

@@ -5,9 +5,11 @@ other. A client that leaves while queued is in neither. Where one engine is behi
 waiting`` holds it, since the HTTP layer counts the response that was never read. Both count from the first scrape.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from exporter.signals.window import Window
+from exporter.upstream import Part
 
 GENERATION_ROUTES = frozenset(
     {
@@ -25,14 +27,54 @@ GENERATION_ROUTES = frozenset(
 """HTTP handlers whose requests become sequences of an engine."""
 
 
-def generation_responses(target: Window) -> dict[str, float]:
-    """Responses of generation routes since the first scrape by status class (``2xx``), as of the last scrape."""
+Read = Callable[..., float | None]
+"""``Window.last`` or ``Window.first``: a column at one end of a window."""
+
+
+def generation_responses(target: Window, read: Read = Window.last) -> dict[str, float]:
+    """Responses of generation routes since the first scrape by status class (``2xx``)."""
     found: dict[str, float] = {}
     for handler, method, status in target.labelled("http_requests"):
-        count = target.last("http_requests", handler, method, status)
+        count = read(target, "http_requests", handler, method, status)
         if handler in GENERATION_ROUTES and count is not None:
             found[status] = found.get(status, 0.0) + count
     return found
+
+
+def answered(target: Window, read: Read = Window.last) -> float | None:
+    """2xx responses of generation routes since the first scrape; None where HTTP is not measured."""
+    if read(target, "http_seen", part=Part.COUNT) is None:
+        return None
+    return generation_responses(target, read).get("2xx", 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Frontend:
+    """What the HTTP layer and the engines behind it count, at one scrape."""
+
+    answered: float | None
+    finished: float
+    in_flight: float | None
+    rejected: float
+    failed: float
+
+    @classmethod
+    def read(cls, target: Window, engines: Sequence[Window], read: Read) -> "Frontend":
+        """From the columns of the target and of its engines."""
+        finished = sum(read(one, "finished", *labels) or 0.0 for one in engines for labels in one.labelled("finished"))
+        levels = [read(one, gauge) for one in engines for gauge in ("running", "waiting")]
+        known = [level for level in levels if level is not None]
+        # Behind several API servers there are no gauges before the first step.
+        untouched = not known and not any(read(one, "ttft", part=Part.COUNT) for one in engines)
+        responses = answered(target, read)
+        return cls(
+            # Finished requests but no answer: the routes go by names we do not know, or by none.
+            answered=None if finished and not responses else responses,
+            finished=finished,
+            in_flight=sum(known) if untouched or len(known) == len(levels) else None,
+            rejected=sum(read(target, "rejections", *labels) or 0.0 for labels in target.labelled("rejections")),
+            failed=generation_responses(target, read).get("5xx", 0.0),
+        )
 
 
 @dataclass(slots=True)
@@ -82,8 +124,14 @@ def offered_level(answered: float | None, in_flight: float | None, rejected: flo
     return answered + in_flight + rejected + failed
 
 
-def abandoned_level(answered: float | None, finished: float | None) -> float | None:
-    """Responses that the HTTP layer ended well and no engine finished: their clients had left."""
-    if answered is None or finished is None:
+def abandoned_level(
+    answered: float | None, finished: float | None, answered_before: float | None, finished_before: float | None
+) -> float | None:
+    """Responses that the HTTP layer ended well and no engine finished: their clients had left.
+
+    The lower of what this scrape and the one before say: vLLM counts a finish after the last token has gone out, so
+    that a scrape in between sees the answer without the finish.
+    """
+    if answered is None or finished is None or answered_before is None or finished_before is None:
         return None
-    return answered - finished
+    return min(answered - finished, answered_before - finished_before)

@@ -7,6 +7,8 @@ from exporter.signals.window import divide
 from exporter.upstream import Part
 
 PER_STEP, PER_SECOND = "per_step", "per_second"
+FEW = 10
+"""Fewer finished requests than these do not make a mean."""
 
 
 def estimator(view: EngineView) -> str:
@@ -36,11 +38,16 @@ def occupancy(view: EngineView) -> Value:
 
 
 def prefilling(view: EngineView) -> Value:
-    """Requests in prefill: mean prefill time over 5 minutes x first tokens per second."""
-    times = histogram.increases(view.long, "prefill_time")
+    """Requests in prefill: mean prefill time x first tokens per second. The mean is that of requests which finished
+    lately, or in 5 minutes where those are few. Preempted requests that compute their prompt again are not in it.
+    """
     rate = view.now.rate("ttft", part=Part.COUNT)
     if rate == 0:
         return 0.0
+    times = histogram.increases(view.now, "prefill_time")
+    if times is None or times.count < FEW:
+        times = histogram.increases(view.long, "prefill_time")
+    # vLLM can report the host's uptime as a prefill time: past the last finite edge nothing is believed.
     if times is None or times.mean is None or rate is None or times.counts[-1] > times.counts[-2]:
         return None
     return times.mean * rate

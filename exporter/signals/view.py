@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from exporter.schema import TargetConfig
+from exporter.schema import Options, TargetConfig
 from exporter.signals.levels import TimeAtLevel
 from exporter.signals.window import Window
 from exporter.snapshot import Engine
@@ -33,14 +33,6 @@ class SelfView:
     python_version: str
     config_valid: bool
     config_reload_unix_seconds: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """Settings that concern every target: the slow signals' windows by name, the quantiles."""
-
-    windows: Mapping[str, float]
-    quantiles: Sequence[float]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,197 @@
+"""The command line: argv, exit codes, nothing else."""
+
+import argparse
+import asyncio
+import importlib
+import os
+import platform
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from exporter import __version__, log
+from exporter.schema import Config, split_address
+from exporter.settings import ENV_PREFIX, BadSettingsError, load
+
+OK, BAD = 0, 2
+
+LAB = {
+    "simulate": "serve a simulated vLLM engine",
+    "load": "put open-loop load on an OpenAI-compatible server",
+    "plan": "what a model can do on given hardware, on paper",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if arguments and arguments[0] in LAB:
+            return _lab(arguments[0], arguments[1:])
+        options = _parser().parse_args(arguments)
+        return int(options.run(options))
+    except BadSettingsError as error:
+        print(f"vllm-sidecar: {error}", file=sys.stderr)
+        return BAD
+    except (KeyboardInterrupt, BrokenPipeError):
+        return OK
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="vllm-sidecar",
+        description="Scrape vLLM engines, derive what their raw series hide, export it to Prometheus.",
+        epilog=f"Without a command it serves. Every setting is also {ENV_PREFIX}<SETTING> in the environment. "
+        f"With the extra lab: {', '.join(f'{name} ({text})' for name, text in LAB.items())}.",
+        allow_abbrev=False,
+    )
+    version = f"vllm-sidecar {__version__} (Python {platform.python_version()})"
+    parser.add_argument("--version", action="version", version=version)
+    parser.add_argument("--config.file", dest="config_file", type=Path, metavar="FILE", help="settings in YAML")
+    parser.add_argument("--config.check", dest="config_check", action="store_true", help="check settings and exit")
+    parser.add_argument("--never-exit", action="store_true", help="serve config_valid 0 instead of exiting")
+    parser.add_argument("--web.listen-address", dest="listen_address", metavar="[HOST]:PORT", help="where to serve")
+    parser.add_argument("--log.level", dest="log_level", metavar="LEVEL", help="debug, info, warning or error")
+    parser.add_argument("--log.format", dest="log_format", metavar="FORMAT", help="logfmt or json")
+    parser.set_defaults(run=_serve)
+    commands = parser.add_subparsers(metavar="COMMAND")
+
+    record = commands.add_parser("record", help="write an engine's scrapes to a log", allow_abbrev=False)
+    record.add_argument("file", type=Path, help="log to write; .gz and .xz compress")
+    record.add_argument("--url", help="the engine; otherwise as set")
+    record.add_argument("--seconds", type=float, help="stop after so long; otherwise on Ctrl-C")
+    record.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="between scrapes (default 1)")
+    record.set_defaults(run=_record)
+
+    replay = commands.add_parser("replay", help="print what a log would have exported", allow_abbrev=False)
+    replay.add_argument("file", type=Path, help="log that record wrote")
+    replay.add_argument("--format", choices=("csv", "openmetrics"), default="csv")
+    replay.add_argument("--loop", type=int, default=1, metavar="N", help="play it so often, totals going on")
+    replay.add_argument("--serve", metavar="[HOST]:PORT", help="play it back over HTTP as an engine instead")
+    replay.set_defaults(run=_replay)
+
+    demo = commands.add_parser("demo", help="watch a recording of a real engine", allow_abbrev=False)
+    demo.add_argument("--seconds", type=float, help="stop after so long; otherwise on Ctrl-C")
+    demo.set_defaults(run=_demo)
+    return parser
+
+
+def _settings(options: argparse.Namespace, **more: Any) -> Config:
+    names = ("listen_address", "log_level", "log_format")
+    flags = {name: getattr(options, name) for name in names}
+    return load(options.config_file, never_exit=options.never_exit or None, **flags, **more)
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from exporter import serve
+
+    never_exit = options.never_exit or os.environ.get(f"{ENV_PREFIX}NEVER_EXIT", "").lower() in (
+        "1",
+        "true",
+        "yes",
+        "on",
+    )
+    try:
+        config = _settings(options)
+    except BadSettingsError:
+        if options.config_check or not never_exit:
+            raise
+        config = _fallback(options)
+    if options.config_check:
+        print("settings are valid")
+        return OK
+    log.set_up(config.log_level, config.log_format)
+    try:
+        listening = _listen(config.listen_address)
+    except BadSettingsError:
+        if not (never_exit or config.never_exit):
+            raise
+        listening = None
+    reloader = serve.Reloader(lambda: _settings(options), BadSettingsError, options.config_file)
+    asyncio.run(serve.serve(config.listen_address, reloader, listening))
+    return OK
+
+
+def _listen(address: str) -> socket.socket:
+    from exporter.serve import bind
+
+    try:
+        return bind(address)
+    except OSError as error:
+        raise BadSettingsError(f"cannot listen on {address}: {os.strerror(error.errno or 0)}") from None
+
+
+def _fallback(options: argparse.Namespace) -> Config:
+    """What to serve with while no settings are valid: the address asked for, if it is one."""
+    for address in (options.listen_address, os.environ.get(f"{ENV_PREFIX}LISTEN_ADDRESS")):
+        try:
+            split_address(address or "")
+        except ValueError:
+            continue
+        return Config(listen_address=address)
+    return Config()
+
+
+def _record(options: argparse.Namespace) -> int:
+    from exporter import recorder
+
+    config = _settings(options, url=options.url).all_targets()[0]
+    if options.interval <= 0 or (options.seconds is not None and options.seconds <= 0):
+        raise BadSettingsError("--interval and --seconds must be above 0")
+    log.set_up("info", "logfmt")
+    try:
+        written = asyncio.run(recorder.record(config, options.file, options.interval, options.seconds))
+    except OSError as error:
+        raise BadSettingsError(f"cannot write {options.file}: {error.strerror}") from None
+    print(f"{written} scrapes in {options.file}", file=sys.stderr)
+    return OK
+
+
+def _replay(options: argparse.Namespace) -> int:
+    from exporter import playback, replay
+    from exporter.recording import NotALogError, read_log
+
+    if options.loop < 1:
+        raise BadSettingsError("--loop must be 1 or more")
+    config = _settings(options)
+    try:
+        entries = list(read_log(options.file))
+    except OSError as error:
+        raise BadSettingsError(f"cannot read {options.file}: {error.strerror or error}") from None
+    except NotALogError as error:
+        raise BadSettingsError(str(error)) from None
+    if options.serve is not None:
+        log.set_up("info", "logfmt")
+        try:
+            listening = _listen(options.serve)
+        except ValueError as error:
+            raise BadSettingsError(f"--serve: {error}") from None
+        asyncio.run(playback.serve(entries, listening))
+        return OK
+    entries = replay.looped(entries, options.loop)
+    write = replay.write_csv if options.format == "csv" else replay.write_openmetrics
+    write(replay.replay(entries, config.all_targets()[0], config.options()), sys.stdout)
+    return OK
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from exporter import demo
+
+    config = _settings(options)
+    asyncio.run(demo.run(config, _listen(config.listen_address), options.seconds))
+    return OK
+
+
+def _lab(command: str, arguments: list[str]) -> int:
+    try:
+        module: Any = importlib.import_module(f"exporter.lab.{command}")
+    except ModuleNotFoundError as error:
+        missing = f"{command} needs {error.name}, which comes with: pip install 'vllm-sidecar[lab]'"
+        raise BadSettingsError(missing) from None
+    return int(module.main(arguments))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

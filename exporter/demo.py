@@ -1,0 +1,83 @@
+"""The demo: a real engine's recording played back over HTTP, the sidecar on it, its signals in the terminal."""
+
+import asyncio
+import socket
+import sys
+import time
+from pathlib import Path
+
+from exporter import playback
+from exporter.app import Sidecar, create_app
+from exporter.recording import read_log
+from exporter.schema import Config
+from exporter.serve import bind, server_of
+from exporter.signals import cost, decode, kv_cache, latency, preemption, queue, traffic
+from exporter.signals.view import EngineView, TargetView
+
+RECORDING = Path(__file__).parent / "data" / "burst.scrapes.xz"
+GPU_HOUR_DOLLARS = 2.0
+
+
+async def run(config: Config, listening: socket.socket, seconds: float | None) -> None:
+    """Show the signals live until the time is over or Ctrl-C."""
+    engine_socket = bind("127.0.0.1:0")
+    url = f"http://127.0.0.1:{engine_socket.getsockname()[1]}"
+    price = GPU_HOUR_DOLLARS if config.gpu_hour_dollars is None else config.gpu_hour_dollars
+    scrape = config.scrape.model_copy(update={"interval_seconds": 1.0})
+    config = config.model_copy(
+        update={"url": url, "name": "demo", "targets": (), "gpu_hour_dollars": price, "scrape": scrape}
+    )
+    sidecar = Sidecar()
+    engine = server_of(playback.create_app(list(read_log(RECORDING)), time.monotonic()))
+    server = server_of(create_app(sidecar))
+    serving = [
+        asyncio.create_task(engine.serve(sockets=[engine_socket])),
+        asyncio.create_task(server.serve(sockets=[listening])),
+    ]
+    sidecar.use(config)
+    port = config.listen_address.rpartition(":")[2]
+    print(f"A real engine's recording plays at {url}/metrics; the sidecar reads it:")
+    print(f"  http://localhost:{port}/metrics   http://localhost:{port}/api/v1/signals   (Ctrl-C ends)\n")
+    ends = None if seconds is None else time.monotonic() + seconds
+    redraw = sys.stdout.isatty()
+    try:
+        while not any(task.done() for task in serving) and (ends is None or time.monotonic() < ends):
+            await asyncio.sleep(1.0)
+            _show(sidecar.views()[0], redraw=redraw)
+    finally:
+        engine.should_exit = server.should_exit = True
+        await asyncio.gather(*serving)
+        await sidecar.targets.stop()
+
+
+def _show(view: TargetView, *, redraw: bool) -> None:
+    lines = [_number("state", view.state.value)]
+    for engine in view.engines:
+        lines += _engine_lines(engine)
+    if "1m" in view.windows:
+        dollars = cost.per_million_tokens(view).get(("output", "output", "1m"))
+        lines.append(_number("$ per 1M output tokens", dollars, ".2f"))
+    if redraw:
+        print("\x1b[J" + "\n".join(lines) + f"\x1b[{len(lines)}A\r", end="", flush=True)
+    else:
+        print("  ".join(" ".join(line.split()) for line in lines), flush=True)
+
+
+def _engine_lines(view: EngineView) -> list[str]:
+    quantiles = latency.quantiles(view)
+    return [
+        _number("arrivals", traffic.arrivals(view), ".0f"),
+        _number("running (raw)", view.now.last("running"), ".0f"),
+        _number("decode batch", decode.batch_size(view), ".1f"),
+        _number("waiting for capacity", queue.capacity_waiting(view.now), ".0f"),
+        _number("predicted TTFT, s", queue.predicted_ttft(view), ".2f"),
+        _number("TTFT p99, s", quantiles.get(("ttft", "0.99", "1m")), ".2f"),
+        _number("ITL p99, s", quantiles.get(("itl", "0.99", "1m")), ".3f"),
+        _number("KV usage", kv_cache.usage(view), ".0%"),
+        _number("preemptions per arrival", preemption.per_arrival(view).get(("1m",)), ".1%"),
+    ]
+
+
+def _number(name: str, value: float | str | None, form: str = "") -> str:
+    shown = "not known" if value is None else format(value, form)
+    return f"  {name:<26} {shown}"

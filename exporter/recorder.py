@@ -1,0 +1,27 @@
+"""Record an engine's scrapes to a log, at a steady pace."""
+
+import asyncio
+import time
+from pathlib import Path
+
+from exporter.recording import Entry, open_log, write_entry
+from exporter.schema import TargetConfig
+from exporter.scrape import Scraper
+
+
+async def record(config: TargetConfig, path: Path, interval_seconds: float, seconds: float | None) -> int:
+    """Scrape until the time is over, or for ever; returns how many scrapes were written.
+
+    Raises:
+        OSError: the log cannot be written.
+    """
+    written = 0
+    began = time.monotonic()
+    with open_log(path, "wb") as log:
+        async with Scraper(config) as scraper:
+            while seconds is None or time.monotonic() - began < seconds:
+                outcome = await scraper.scrape()
+                write_entry(log, Entry(time.time(), outcome))
+                written += 1
+                await asyncio.sleep(max(0.0, began + written * interval_seconds - time.monotonic()))
+    return written

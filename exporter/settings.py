@@ -1,0 +1,81 @@
+"""Where settings come from: flags, then the environment, then a YAML file, then defaults.
+
+The file is read again when it changes; one that turns invalid leaves the last good settings in force.
+"""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict, SettingsError
+
+from exporter.schema import Config, merge
+
+ENV_PREFIX = "VLLM_SIDECAR_"
+_KUBERNETES_SERVICE = re.compile(r"SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?")
+"""What Kubernetes puts into every pod beside a Service that is called vllm-sidecar: not settings of ours."""
+
+
+class BadSettingsError(Exception):
+    """Settings that cannot be used, as one line."""
+
+
+class _Environment(Config, BaseSettings):
+    """The settings by environment variable; ``__`` goes one level down, as in ``VLLM_SIDECAR_SLO__TTFT_SECONDS``."""
+
+    model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix=ENV_PREFIX, env_nested_delimiter="__")
+
+
+def load(path: Path | None = None, **flags: Any) -> Config:
+    """The settings in force.
+
+    Args:
+        path: a YAML file, if any.
+        flags: settings given on the command line; None is not given.
+
+    Raises:
+        BadSettingsError: with one line that names the setting and what is wrong with it.
+    """
+    given = {name: value for name, value in flags.items() if value is not None}
+    _refuse_unknown_environment()
+    try:
+        environment = EnvSettingsSource(_Environment)()
+        return Config.model_validate(merge(merge(_read(path) if path else {}, environment), given))
+    except ValidationError as error:
+        raise BadSettingsError("; ".join(_line(each) for each in error.errors())) from None
+    except SettingsError as error:
+        raise BadSettingsError(str(error)) from None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise BadSettingsError(f"cannot read {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise BadSettingsError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise BadSettingsError(f"{path} must hold settings by name")
+    return {str(key): value for key, value in content.items()}
+
+
+def _refuse_unknown_environment() -> None:
+    for name in os.environ:
+        rest = name.removeprefix(ENV_PREFIX)
+        if rest == name or _KUBERNETES_SERVICE.fullmatch(rest):
+            continue
+        if rest.split("__")[0].lower() not in Config.model_fields:
+            raise BadSettingsError(f"{name}: unknown setting")
+
+
+def _line(error: Any) -> str:
+    where = ".".join(str(part) for part in error["loc"])
+    message = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "extra_forbidden":
+        message = "unknown setting"
+    return f"{where}: {message}" if where else str(message)

@@ -1,0 +1,162 @@
+"""Which engines are watched: one timer a target, its scrapes, its pipeline."""
+
+import asyncio
+import logging
+import math
+import random
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+from exporter.exposition import Failure, Reason, Scraped
+from exporter.pipeline import Pipeline
+from exporter.schema import Config, Options, TargetConfig
+from exporter.scrape import Scraper
+from exporter.signals import slo
+from exporter.signals.view import State, TargetView
+
+log = logging.getLogger("exporter.targets")
+
+SHARE_OF_EVENT_LOOP = 0.01
+LONGEST_STRETCH_SECONDS = 5.0
+DURATIONS_KEPT = 60
+
+
+def stretched(interval_seconds: float, durations: Iterable[float]) -> float:
+    """The interval at which scraping stays under 1 % of the engine's event loop, at most 5 s or what is set.
+
+    Judged by a low quantile of the scrapes' durations: under overload most of a duration is the queue's, not the
+    scrape's, and that is when scrapes are needed.
+    """
+    known = sorted(durations)
+    if not known:
+        return interval_seconds
+    low = known[len(known) // 10]
+    return max(interval_seconds, min(low / SHARE_OF_EVENT_LOOP, LONGEST_STRETCH_SECONDS))
+
+
+class Target:
+    """A target being watched."""
+
+    def __init__(self, config: TargetConfig, options: Options) -> None:
+        self.pipeline = Pipeline(config, options, at=time.monotonic())
+        self.version = 0
+        self._scraper = Scraper(config)
+        self._durations: deque[float] = deque(maxlen=DURATIONS_KEPT)
+        self._ticked_at = time.monotonic()
+        self._shown: object = None
+        self._unfit: list[str] = []
+
+    @property
+    def config(self) -> TargetConfig:
+        """The settings in force."""
+        return self.pipeline.config
+
+    def configure(self, config: TargetConfig, options: Options) -> None:
+        """Take in settings that do not change what is scraped: price, objectives, flags."""
+        self.pipeline.config = config
+        self.pipeline.options = options
+
+    def view(self) -> TargetView:
+        """What signals read, now."""
+        return self.pipeline.view(time.monotonic())
+
+    @property
+    def punctual(self) -> bool:
+        """Whether the timer has ticked within three intervals, or one interval and a scrape's deadline."""
+        interval = self.pipeline.interval_seconds
+        patience = max(3 * interval, interval + self.config.scrape.timeout_seconds)
+        return time.monotonic() - self._ticked_at <= patience + 1.0
+
+    async def watch(self) -> None:
+        """Scrape for ever, on time: a scrape longer than the interval skips ticks and does not shift them."""
+        due = time.monotonic() + random.uniform(0, 0.1) * self.pipeline.interval_seconds  # noqa: S311
+        try:
+            while True:
+                await asyncio.sleep(max(0.0, due - time.monotonic()))
+                self._ticked_at = time.monotonic()
+                try:
+                    await self._tick()
+                except Exception:  # whatever it is, it must not end the watch of this target
+                    log.exception("a scrape failed inside the sidecar", extra={"fields": {"target": self.config.label}})
+                interval = self.pipeline.interval_seconds
+                due += interval * max(1, math.ceil((time.monotonic() - due) / interval))
+        finally:
+            await self._scraper.close()
+
+    async def _tick(self) -> None:
+        outcome = await self._scraper.scrape()
+        failure = self.pipeline.observe(outcome, at=time.monotonic(), unix=time.time())
+        if isinstance(outcome, Scraped) and failure is None:
+            self._durations.append(outcome.seconds)
+            self.pipeline.interval_seconds = stretched(self.config.scrape.interval_seconds, self._durations)
+        if self.pipeline.suspicious and not _unreachable(failure):
+            self.pipeline.observe_health(healthy=await self._scraper.healthy())
+        self.version += 1
+        self._log_changes(failure)
+
+    def _log_changes(self, failure: Failure | None) -> None:
+        """One line when the state or the reason changes, none for a scrape that is like the one before."""
+        state = self.pipeline.state
+        now = (state, failure.reason if failure else None)
+        if now != self._shown:
+            fields = {"target": self.config.label, "url": self.config.url, "state": state.value}
+            if failure is None:
+                log.info("target is %s", state.value, extra={"fields": fields})
+            else:
+                level = logging.INFO if state is State.LOADING else logging.WARNING
+                details = {**fields, "reason": failure.reason.value, "detail": failure.detail}
+                log.log(level, "scrape failed", extra={"fields": details})
+            self._shown = now
+        unfit = (
+            sorted({each for engine in self.view().engines for each in slo.unfit(engine)})
+            if failure is None
+            else self._unfit
+        )
+        if unfit != self._unfit:
+            self._unfit = unfit
+            for each in unfit:
+                message = "objective below the first bucket edge cannot be counted"
+                log.warning(message, extra={"fields": {"target": self.config.label, "slo": each}})
+
+
+def _unreachable(failure: Failure | None) -> bool:
+    return failure is not None and failure.reason in (Reason.CONNECT, Reason.TLS)
+
+
+class Targets:
+    """All targets, each with a task of its own."""
+
+    def __init__(self) -> None:
+        self._watched: dict[str, tuple[Target, asyncio.Task[None]]] = {}
+
+    def __iter__(self) -> Iterator[Target]:
+        return iter([target for target, _ in self._watched.values()])
+
+    def apply(self, config: Config) -> None:
+        """Watch what the settings say: start what is new, stop what is gone, reconfigure the rest."""
+        options = config.options()
+        wanted = {target.label: target for target in config.all_targets()}
+        for label, (target, task) in list(self._watched.items()):
+            if label not in wanted or _scraping(wanted[label]) != _scraping(target.config):
+                task.cancel()
+                del self._watched[label]
+        for label, target_config in wanted.items():
+            if label in self._watched:
+                self._watched[label][0].configure(target_config, options)
+            else:
+                target = Target(target_config, options)
+                task = asyncio.create_task(target.watch(), name=f"watch {label}")
+                self._watched[label] = (target, task)
+
+    async def stop(self) -> None:
+        """Stop all watching."""
+        tasks = [task for _, task in self._watched.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _scraping(config: TargetConfig) -> object:
+    """The settings whose change means another target."""
+    return config.url, config.engines, config.scrape
