@@ -20,6 +20,8 @@ log = logging.getLogger("exporter.targets")
 SHARE_OF_EVENT_LOOP = 0.01
 LONGEST_STRETCH_SECONDS = 5.0
 DURATIONS_KEPT = 60
+DURATIONS_JUDGED = 10
+"""Fewer scrapes than these do not tell what one costs: the first ones open connections."""
 
 
 def stretched(interval_seconds: float, durations: Iterable[float]) -> float:
@@ -29,7 +31,7 @@ def stretched(interval_seconds: float, durations: Iterable[float]) -> float:
     scrape's, and that is when scrapes are needed.
     """
     known = sorted(durations)
-    if not known:
+    if len(known) < DURATIONS_JUDGED:
         return interval_seconds
     low = known[len(known) // 10]
     return max(interval_seconds, min(low / SHARE_OF_EVENT_LOOP, LONGEST_STRETCH_SECONDS))
