@@ -23,7 +23,7 @@ DEFAULT_GPU_MEMORY_UTILIZATION: Final = 0.92
 """vLLM's own default of ``--gpu-memory-utilization`` (0.32; 0.9 in older versions)."""
 
 DEFAULT_RESERVE_BYTES_PER_GPU: Final = 4e9
-"""Activations, CUDA graphs and buffers vLLM takes out of its share before the KV pool: on the safe side, 5 % of 80 GB."""
+"""Activations, CUDA graphs and buffers that vLLM takes before the KV pool: 5 % of 80 GB, on the safe side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +242,14 @@ class Roofline:
         """
         compute = positions / self.positions_per_second
         return self.step_overhead_seconds + max(self.weight_read_seconds, compute) + self.kv_read_seconds(kv_tokens)
+
+    def chunk_overhead(self, budget: float, reference: float) -> float:
+        """Share of prefill throughput that steps of ``budget`` positions lose against steps of ``reference``.
+
+        ``1 - (T(reference) / reference) / (T(budget) / budget)``: the overhead, and under the crossover the weight read,
+        come more often.
+        """
+        return 1.0 - self.step_seconds(reference) / reference * budget / self.step_seconds(budget)
 
     def half_batch(self, context_tokens: float) -> float:
         """Sequences of a context whose KV takes as long to read as the weights: half the throughput ceiling."""

@@ -91,7 +91,7 @@ class ModelGeometry:
         return self.layers * per_layer * self.kv_bytes_per_element
 
     def kv_copies(self, gpus: int) -> float:
-        """How often tensor parallelism over ``gpus`` stores a token's KV: a head is not cut, MLA's cache counts as one."""
+        """How often tensor parallelism stores a token's KV: a head is not cut, MLA's cache counts as one."""
         heads = self.kv_heads if self.mla_elements is None else 1
         return max(1.0, gpus / heads)
 
@@ -144,6 +144,11 @@ def _count(fields: Mapping[str, Any], name: str, default: int | None = None) -> 
     return value
 
 
+def _optional(fields: Mapping[str, Any], name: str) -> int:
+    """The count, or 0 where the file leaves it out or says 0."""
+    return _count(fields, name) if fields.get(name) else 0
+
+
 def _head_dim(fields: Mapping[str, Any], heads: int) -> int:
     if fields.get("head_dim") is not None:
         return _count(fields, "head_dim")
@@ -168,25 +173,26 @@ def _parameters(fields: Mapping[str, Any]) -> tuple[float, float]:
     """Total and active parameters: matrices only; norms and biases are under 0.1 %."""
     hidden = _count(fields, "hidden_size")
     layers = _count(fields, "num_hidden_layers")
-    embedding = _count(fields, "vocab_size") * hidden * (1 if fields.get("tie_word_embeddings") else 2)
-    matrices = 2 if fields.get("model_type") in UNGATED_MLP else 3
+    tied = fields.get("tie_word_embeddings", str(fields.get("model_type")).startswith("gemma"))
+    embedding = _count(fields, "vocab_size") * hidden * (1 if tied else 2)
+    matrix = hidden * (2 if fields.get("model_type") in UNGATED_MLP else 3)
     shared = layers * _attention_params(fields, hidden) + embedding
-    experts = next(
-        (fields[name] for name in ("num_local_experts", "n_routed_experts", "num_experts") if fields.get(name)), None
-    )
-    if experts is None:
-        dense = layers * matrices * hidden * _count(fields, "intermediate_size")
-        return shared + dense, shared + dense
-    dense_layers = min(layers, fields.get("first_k_dense_replace") or 0)
-    dense = dense_layers * matrices * hidden * _count(fields, "intermediate_size") if dense_layers else 0
-    expert_width = _count(fields, "moe_intermediate_size", fields.get("intermediate_size"))
-    expert = matrices * hidden * expert_width
-    always = (fields.get("n_shared_experts") or 0) * expert
-    always += matrices * hidden * (fields.get("shared_expert_intermediate_size") or 0) + hidden * experts
-    moe_layers = layers - dense_layers
-    chosen = _count(fields, "num_experts_per_tok")
-    base = shared + dense + moe_layers * always
-    return base + moe_layers * experts * expert, base + moe_layers * min(chosen, experts) * expert
+    named = next((name for name in ("num_local_experts", "n_routed_experts", "num_experts") if fields.get(name)), None)
+    if named is None:
+        dense = shared + layers * matrix * _count(fields, "intermediate_size")
+        return dense, dense
+    if fields.get("mlp_only_layers") or any(
+        (fields.get(name) or 1) != 1 for name in ("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_freq")
+    ):
+        raise ValueError("config.json interleaves dense and expert layers: give the parameters by hand")
+    experts, chosen = _count(fields, named), _count(fields, "num_experts_per_tok")
+    expert = matrix * (_optional(fields, "moe_intermediate_size") or _count(fields, "intermediate_size"))
+    dense_layers = min(layers, _optional(fields, "first_k_dense_replace"))
+    expert_layers = layers - dense_layers
+    every_position = _optional(fields, "n_shared_experts") * expert + hidden * experts
+    every_position += matrix * _optional(fields, "shared_expert_intermediate_size")
+    base = shared + dense_layers * matrix * _optional(fields, "intermediate_size") + expert_layers * every_position
+    return base + expert_layers * experts * expert, base + expert_layers * min(chosen, experts) * expert
 
 
 def _attention_params(fields: Mapping[str, Any], hidden: int) -> int:
