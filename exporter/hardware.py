@@ -246,8 +246,8 @@ class Roofline:
     def chunk_overhead(self, budget: float, reference: float) -> float:
         """Share of prefill throughput that steps of ``budget`` positions lose against steps of ``reference``.
 
-        ``1 - (T(reference) / reference) / (T(budget) / budget)``: the overhead, and under the crossover the weight read,
-        come more often.
+        ``1 - (T(reference) / reference) / (T(budget) / budget)``: the overhead comes more often, and under the
+        crossover the weight read does.
         """
         return 1.0 - self.step_seconds(reference) / reference * budget / self.step_seconds(budget)
 

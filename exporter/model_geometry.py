@@ -111,7 +111,8 @@ def geometry_from_config(
     """
     text = config.get("text_config")
     fields = {**config, **text} if isinstance(text, Mapping) else config
-    if unknown := sorted(set(fields.get("layer_types") or ()) - {"full_attention", "sliding_attention"}):
+    kinds = {str(kind) for kind in fields.get("layer_types") or ()}
+    if unknown := sorted(kinds - {"full_attention", "sliding_attention"}):
         raise ValueError(f"config.json has layers of kind {unknown[0]}: give parameters and KV geometry by hand")
     total, active = _parameters(fields)
     served = weights or _stored_format(fields)
@@ -158,7 +159,7 @@ def _head_dim(fields: Mapping[str, Any], heads: int) -> int:
 def _stored_format(fields: Mapping[str, Any]) -> str:
     quantisation = fields.get("quantization_config")
     if isinstance(quantisation, Mapping):
-        method = quantisation.get("quant_method")
+        method = str(quantisation.get("quant_method"))
         by_method = {"fp8": "fp8", "fbgemm_fp8": "fp8", "awq": "int4", "mxfp4": "fp4"}
         if method in by_method:
             return by_method[method]
@@ -179,8 +180,8 @@ def _parameters(fields: Mapping[str, Any]) -> tuple[float, float]:
     shared = layers * _attention_params(fields, hidden) + embedding
     named = next((name for name in ("num_local_experts", "n_routed_experts", "num_experts") if fields.get(name)), None)
     if named is None:
-        dense = shared + layers * matrix * _count(fields, "intermediate_size")
-        return dense, dense
+        total = shared + layers * matrix * _count(fields, "intermediate_size")
+        return total, total
     if fields.get("mlp_only_layers") or any(
         (fields.get(name) or 1) != 1 for name in ("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_freq")
     ):
@@ -191,7 +192,8 @@ def _parameters(fields: Mapping[str, Any]) -> tuple[float, float]:
     expert_layers = layers - dense_layers
     every_position = _optional(fields, "n_shared_experts") * expert + hidden * experts
     every_position += matrix * _optional(fields, "shared_expert_intermediate_size")
-    base = shared + dense_layers * matrix * _optional(fields, "intermediate_size") + expert_layers * every_position
+    dense = dense_layers * matrix * _count(fields, "intermediate_size") if dense_layers else 0
+    base = shared + dense + expert_layers * every_position
     return base + expert_layers * experts * expert, base + expert_layers * min(chosen, experts) * expert
 
 

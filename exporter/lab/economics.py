@@ -1,4 +1,4 @@
-"""Traffic and money on paper: mixtures, bursts, cost per token, recompute, thinking. Pure; sources in docs/economics.md."""
+"""Traffic and money on paper: mixtures, bursts, cost per token, recompute, thinking. Pure."""
 
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -81,7 +81,7 @@ class Traffic:
     def resident_tokens(self) -> float:
         """Mean KV tokens of a sequence *found running*: ``E[o (p + o/2)] / E[o]``.
 
-        A request stays as long as it generates, so long ones are met more often than they arrive (the inspection paradox).
+        A request stays as long as it generates, so long ones are met more often than they arrive (inspection paradox).
         """
         held = [part.output_tokens * (part.prompt_tokens + part.output_tokens / 2) for part in self.classes]
         return self._mean(held) / self.output_tokens
@@ -121,7 +121,7 @@ def cost_per_million(
 ) -> dict[tuple[str, TokenType], float]:
     """Dollars per million tokens by (basis, token type); on each basis rates times prices are the bill.
 
-    ``output`` puts the whole bill on output tokens, ``all`` on every token alike, ``weighted`` in proportion to ``weights``.
+    ``output`` puts the bill on output tokens, ``all`` on every token alike, ``weighted`` in proportion to ``weights``.
     """
     rates: dict[TokenType, float] = {
         "input": input_per_second,
@@ -153,7 +153,7 @@ def preemptions_per_request(preemptions_per_minute: float, requests_per_second: 
 
 
 def worst_extra_prefill_ratio(per_request: float, longest_tokens: float, computed_prompt_tokens: float) -> float:
-    """Prefill recomputed over prefill planned, if each victim is the longest request at its very end and nothing is cached."""
+    """Prefill recomputed over planned, if each victim is the longest request at its end and nothing is cached."""
     return per_request * longest_tokens / computed_prompt_tokens
 
 
