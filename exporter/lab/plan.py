@@ -52,7 +52,9 @@ def main(argv: list[str]) -> int:
             print_plan(plan)
     except ModuleNotFoundError as error:
         return _refuse(f"{error.name} is not installed: pip install 'vllm-sidecar[lab]'")
-    except (ValueError, OSError) as error:
+    except OSError as error:
+        return _refuse(f"{error.filename}: {error.strerror}")
+    except ValueError as error:
         return _refuse(str(error))
     return 0
 

@@ -40,18 +40,25 @@ SECTIONS: Final = {
     "thinking": ("Thinking tokens", "priced as output, which they are"),
 }
 
+PIPE_WIDTH: Final = 180
 _GIGA: Final = 1e9
 _UNITS: Final = ("_per_second", "_seconds", "_ratio", "_bytes", "_tokens", "_sequences")
 
 
 def print_plan(plan: Plan, console: Console | None = None) -> None:
     """Print each section: one row as a list of names and values, several as a table."""
-    console = console or Console(highlight=False)
+    console = console or _console()
     for name, rows in plan.items():
         title, note = SECTIONS[name]
         console.print(_list(title, rows[0]) if len(rows) == 1 else _table(title, rows))
         console.print(note, style="dim")
         console.print()
+
+
+def _console() -> Console:
+    """The terminal; into a pipe, wide enough that no table folds."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=PIPE_WIDTH)
 
 
 def _list(title: str, row: Row) -> Table:
@@ -66,7 +73,7 @@ def _list(title: str, row: Row) -> Table:
 def _table(title: str, rows: list[Row]) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=None, header_style="italic")
     for key, value in rows[0].items():
-        table.add_column(_label(key), justify="left" if isinstance(value, str) else "right")
+        table.add_column(_label(key), justify="left" if isinstance(value, str) else "right", overflow="fold")
     for row in rows:
         table.add_row(*(format_value(key, value) for key, value in row.items()))
     return table
