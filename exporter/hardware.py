@@ -19,6 +19,9 @@ DEFAULT_MBU: Final = 0.68
 DEFAULT_MFU: Final = 0.42
 """Ceiling of FLOP/s utilisation taken where none is configured or calibrated."""
 
+DEFAULT_ATTENTION_MFU: Final = 0.35
+"""The same for the attention of prompts: FlashAttention-2 on H100; version 3 reaches up to 0.75 (arXiv:2407.08608)."""
+
 DEFAULT_GPU_MEMORY_UTILIZATION: Final = 0.92
 """vLLM's own default of ``--gpu-memory-utilization`` (0.32; 0.9 in older versions)."""
 
@@ -170,6 +173,7 @@ class Roofline:
         mbu: ceiling of memory-bandwidth utilisation, in (0, 1].
         mfu: ceiling of FLOP/s utilisation, in (0, 1].
         step_overhead_seconds: of every step, whatever is in it (scheduling, launches, sampling).
+        attention_mfu: ceiling of FLOP/s utilisation of a prompt's attention, in (0, 1].
     """
 
     hardware: HardwareProfile
@@ -178,11 +182,12 @@ class Roofline:
     mbu: float = DEFAULT_MBU
     mfu: float = DEFAULT_MFU
     step_overhead_seconds: float = 0.0
+    attention_mfu: float = DEFAULT_ATTENTION_MFU
 
     def __post_init__(self) -> None:
         if self.gpus < 1:
             raise ValueError(f"gpus must be at least 1, not {self.gpus}")
-        for name in ("mbu", "mfu"):
+        for name in ("mbu", "mfu", "attention_mfu"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} is a ceiling in (0, 1], not {getattr(self, name)}")
         if not self.step_overhead_seconds >= 0:
@@ -234,6 +239,11 @@ class Roofline:
         """Time to read the KV of ``kv_tokens`` tokens (of all sequences in the step) once."""
         copies = self.model.kv_copies(self.gpus)
         return kv_tokens * self.model.kv_bytes_per_token * copies / (self.peak_bandwidth * self.mbu)
+
+    def attention_seconds(self, new_tokens: float, context_tokens: float = 0.0) -> float:
+        """Time of a prompt's attention, beside its positions: grows with the square of the prompt."""
+        flops = self.model.attention_flops(new_tokens, context_tokens)
+        return flops / (self.gpus * self.hardware.peak("bf16") * self.attention_mfu)
 
     def step_seconds(self, positions: float, kv_tokens: float = 0.0) -> float:
         """Time of a step: ``overhead + max(weight read, positions / rate) + KV read``.

@@ -45,11 +45,12 @@ class ModelGeometry:
         active_params: weights one position multiplies with; equal to ``total_params`` but for mixtures of experts.
         layers: layers that hold KV.
         kv_heads: KV heads per layer (grouped-query attention: fewer than query heads).
-        head_dim: elements per head.
+        head_dim: elements per head; where keys and values differ, their mean.
         weight_bytes_per_param: 2 for bf16, 1 for fp8 or int8, 0.5 for 4 bits.
         kv_bytes_per_element: 2 for bf16, 1 for fp8.
         compute_precision: which of the hardware's peaks holds; weight-only quantisation computes in bf16.
         mla_elements: elements per token and layer of a compressed (multi-head latent attention) cache, or None.
+        query_heads: heads that attend; None leaves the attention of prompts out of every time.
     """
 
     total_params: float
@@ -61,6 +62,7 @@ class ModelGeometry:
     kv_bytes_per_element: float = 2.0
     compute_precision: Precision = "bf16"
     mla_elements: int | None = None
+    query_heads: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("total_params", "active_params", "layers", "kv_heads", "head_dim"):
@@ -71,8 +73,10 @@ class ModelGeometry:
         for name in ("weight_bytes_per_param", "kv_bytes_per_element"):
             if not 0 < getattr(self, name) <= BYTES_PER_ELEMENT["fp32"]:
                 raise ValueError(f"{name} must be in (0, 4], not {getattr(self, name)}")
-        if self.mla_elements is not None and self.mla_elements <= 0:
-            raise ValueError(f"mla_elements must be above 0, not {self.mla_elements}")
+        for name in ("mla_elements", "query_heads"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"{name} must be above 0, not {value}")
 
     @property
     def weight_bytes(self) -> float:
@@ -81,8 +85,16 @@ class ModelGeometry:
 
     @property
     def flops_per_position(self) -> float:
-        """``2 x active``: a multiply and an add per weight (Kaplan et al. 2020, 2.1); attention scores left out."""
+        """``2 x active``: a multiply and an add per weight (Kaplan et al. 2020, 2.1); attention comes apart."""
         return 2.0 * self.active_params
+
+    def attention_flops(self, new_tokens: float, context_tokens: float = 0.0) -> float:
+        """Of a prompt of ``new_tokens`` behind ``context_tokens``: scores and values, 4 FLOPs per element and pair.
+
+        Causal, so a new token meets the context and half of the new ones. 0 where the query heads are not known.
+        """
+        pairs = new_tokens * (context_tokens + new_tokens / 2)
+        return 4.0 * self.layers * (self.query_heads or 0) * self.head_dim * pairs
 
     @property
     def kv_bytes_per_token(self) -> float:
@@ -130,6 +142,7 @@ def geometry_from_config(
         weight_bytes_per_param=BYTES_PER_ELEMENT[served],
         kv_bytes_per_element=BYTES_PER_ELEMENT[kv_cache or "bf16"],
         compute_precision=COMPUTE_PRECISION[served],
+        query_heads=heads,
         mla_elements=None if latent is None else _count(fields, "kv_lora_rank") + _count(fields, "qk_rope_head_dim"),
     )
 
@@ -151,6 +164,9 @@ def _optional(fields: Mapping[str, Any], name: str) -> int:
 
 
 def _head_dim(fields: Mapping[str, Any], heads: int) -> int:
+    if fields.get("kv_lora_rank") is not None:
+        parts = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+        return sum(_count(fields, name) for name in parts) // 2
     if fields.get("head_dim") is not None:
         return _count(fields, "head_dim")
     return max(1, _count(fields, "hidden_size") // heads)

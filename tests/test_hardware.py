@@ -179,6 +179,14 @@ def test_half_batch_and_ceiling(context, half, ceiling):
     assert round(ONE_AT_PEAK.decode_ceiling_tokens_per_second(context)) == ceiling
 
 
+def test_attention_of_a_prompt():
+    """Scores and values: 4 FLOPs x 80 layers x 64 heads x 128 elements x 1,377^2 / 2 causal pairs = 2.485e12."""
+    attending = replace(BF16, query_heads=64)
+
+    assert attending.attention_flops(1377) == pytest.approx(2.485e12, rel=1e-3)
+    assert BF16.attention_flops(1377) == 0
+
+
 def test_half_batch_is_half_the_ceiling():
     """At the half-batch the KV takes as long as the weights, so throughput is half of the KV-only ceiling."""
     batch = ONE_AT_PEAK.half_batch(2048)

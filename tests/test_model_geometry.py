@@ -111,6 +111,7 @@ def test_compressed_cache_is_latent_and_rotary():
     model = geometry_from_config(DEEPSEEK_V3)
 
     assert model.mla_elements == 576
+    assert model.head_dim == (128 + 64 + 128) / 2
     assert model.kv_bytes_per_token == 61 * 576 * 2
 
 

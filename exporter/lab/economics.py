@@ -1,5 +1,6 @@
 """Traffic and money on paper: mixtures, bursts, cost per token, recompute, thinking. Pure."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -53,14 +54,14 @@ class Traffic:
         if not 0 <= self.cached_share < 1:
             raise ValueError(f"the cached share must be in [0, 1), not {self.cached_share:g}")
 
-    def _mean(self, values: list[float]) -> float:
-        weights = [part.weight for part in self.classes]
-        return sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)
+    def mean(self, value: Callable[[RequestClass], float]) -> float:
+        """Mean per request of what ``value`` says of a kind of request."""
+        return sum(part.weight * value(part) for part in self.classes) / sum(part.weight for part in self.classes)
 
     @property
     def prompt_tokens(self) -> float:
         """Mean per request."""
-        return self._mean([part.prompt_tokens for part in self.classes])
+        return self.mean(lambda part: part.prompt_tokens)
 
     @property
     def computed_prompt_tokens(self) -> float:
@@ -70,7 +71,7 @@ class Traffic:
     @property
     def output_tokens(self) -> float:
         """Mean per request."""
-        return self._mean([part.output_tokens for part in self.classes])
+        return self.mean(lambda part: part.output_tokens)
 
     @property
     def prefill_per_decode(self) -> float:
@@ -83,8 +84,8 @@ class Traffic:
 
         A request stays as long as it generates, so long ones are met more often than they arrive (inspection paradox).
         """
-        held = [part.output_tokens * (part.prompt_tokens + part.output_tokens / 2) for part in self.classes]
-        return self._mean(held) / self.output_tokens
+        held = self.mean(lambda part: part.output_tokens * (part.prompt_tokens + part.output_tokens / 2))
+        return held / self.output_tokens
 
     @property
     def longest_tokens(self) -> float:

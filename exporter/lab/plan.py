@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from exporter.hardware import (
+    DEFAULT_ATTENTION_MFU,
     DEFAULT_GPU_MEMORY_UTILIZATION,
     DEFAULT_MBU,
     DEFAULT_MFU,
@@ -76,6 +77,9 @@ def _parser() -> argparse.ArgumentParser:
     hardware.add_argument("--capacity", type=_number, help="bytes per GPU, instead of the profile's")
     hardware.add_argument("--mbu", type=_number, default=DEFAULT_MBU, help="bandwidth ceiling (%(default)s)")
     hardware.add_argument("--mfu", type=_number, default=DEFAULT_MFU, help="compute ceiling (%(default)s)")
+    hardware.add_argument(
+        "--attention-mfu", type=_number, default=DEFAULT_ATTENTION_MFU, help="of prompts' attention (%(default)s)"
+    )
     hardware.add_argument("--step-overhead", type=_number, default=0.0, help="seconds per step (%(default)s)")
     hardware.add_argument(
         "--gpu-memory-utilization", type=_number, default=DEFAULT_GPU_MEMORY_UTILIZATION, help="as vLLM's (%(default)s)"
@@ -134,6 +138,7 @@ def _add_model(group: argparse._ArgumentGroup, prefix: str) -> None:
     group.add_argument(f"--{prefix}layers", type=int)
     group.add_argument(f"--{prefix}kv-heads", type=int)
     group.add_argument(f"--{prefix}head-dim", type=int)
+    group.add_argument(f"--{prefix}query-heads", type=int, help="counts the attention of prompts, too")
     group.add_argument(f"--{prefix}mla-elements", type=int, help="elements per token and layer of a compressed cache")
     group.add_argument(f"--{prefix}weights", choices=BYTES_PER_ELEMENT, help="format served (the file's, or bf16)")
     group.add_argument(f"--{prefix}kv-cache", choices=BYTES_PER_ELEMENT, help="format (bf16; a draft's: the target's)")
@@ -173,7 +178,7 @@ def _inputs(args: argparse.Namespace) -> PlanInputs:
         capacity_bytes=args.capacity,
     )
     return PlanInputs(
-        roofline=Roofline(profile, model, args.gpus, args.mbu, args.mfu, args.step_overhead),
+        roofline=Roofline(profile, model, args.gpus, args.mbu, args.mfu, args.step_overhead, args.attention_mfu),
         traffic=Traffic(
             args.rate, args.rate if args.peak_rate is None else args.peak_rate, tuple(args.mix), args.cached_share
         ),
@@ -221,6 +226,7 @@ def _model(args: Mapping[str, Any], prefix: str) -> ModelGeometry | None:
         kv_bytes_per_element=BYTES_PER_ELEMENT[kv_cache or "bf16"],
         compute_precision=COMPUTE_PRECISION[weights or "bf16"],
         mla_elements=args[f"{prefix}mla_elements"],
+        query_heads=args[f"{prefix}query_heads"],
     )
 
 

@@ -70,6 +70,7 @@ def _assumptions(inputs: PlanInputs) -> Row:
         "kv_bytes_per_element": roofline.model.kv_bytes_per_element,
         "mbu_ceiling_ratio": roofline.mbu,
         "mfu_ceiling_ratio": roofline.mfu,
+        "attention_mfu_ceiling_ratio": roofline.attention_mfu,
         "step_overhead_seconds": roofline.step_overhead_seconds,
         "requests_per_second": traffic.requests_per_second,
         "peak_requests_per_second": traffic.peak_requests_per_second,
@@ -212,6 +213,7 @@ def _ttft(inputs: PlanInputs, engine: Engine, batch: float, prompt_tokens: float
         "prompt_tokens": prompt_tokens,
         "computed_tokens": computed,
         "prefill_alone_seconds": engine.roofline.step_seconds(computed),
+        "attention_seconds": engine.roofline.attention_seconds(computed, prompt_tokens - computed),
         "admission_wait_seconds": wait,
         "ttft_seconds": time_to_first_token(
             engine.roofline,
@@ -220,6 +222,7 @@ def _ttft(inputs: PlanInputs, engine: Engine, batch: float, prompt_tokens: float
             budget=inputs.max_num_batched_tokens,
             batch=batch,
             kv_tokens=batch * inputs.traffic.resident_tokens,
+            cached_tokens=prompt_tokens - computed,
         ),
     }
 

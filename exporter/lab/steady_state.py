@@ -29,10 +29,19 @@ class Engine:
         """Running sequences at which the pool is full."""
         return self.kv_tokens / self.traffic.resident_tokens
 
+    @property
+    def attention_seconds_per_sequence(self) -> float:
+        """What each decode sequence adds to a step beside positions: its KV read, its share of prompts' attention."""
+        cached, traffic = self.traffic.cached_share, self.traffic
+        prompts = traffic.mean(
+            lambda part: self.roofline.attention_seconds(part.prompt_tokens * (1 - cached), part.prompt_tokens * cached)
+        )
+        return self.roofline.kv_read_seconds(traffic.resident_tokens) + prompts / traffic.output_tokens
+
     def step_seconds(self, batch: float) -> float:
         """Mean step in a steady state: each decode sequence brings its share of prefill."""
         positions = batch * (1.0 + self.traffic.prefill_per_decode)
-        return self.roofline.step_seconds(positions, batch * self.traffic.resident_tokens)
+        return self.roofline.step_seconds(positions) + batch * self.attention_seconds_per_sequence
 
     def tokens_per_second(self, batch: float) -> float:
         """Output tokens a second at that batch."""
@@ -63,10 +72,12 @@ class Engine:
             return None
         rate = requests_per_second * self.traffic.output_tokens
         roofline, ratio = self.roofline, 1.0 + self.traffic.prefill_per_decode
-        kv = roofline.kv_read_seconds(self.traffic.resident_tokens)
-        batch = rate * (roofline.step_overhead_seconds + roofline.weight_read_seconds) / (1.0 - rate * kv)
+        attention = self.attention_seconds_per_sequence
+        batch = rate * (roofline.step_overhead_seconds + roofline.weight_read_seconds) / (1.0 - rate * attention)
         if batch * ratio > roofline.crossover_positions:
-            batch = rate * roofline.step_overhead_seconds / (1.0 - rate * (kv + ratio / roofline.positions_per_second))
+            compute = attention + ratio / roofline.positions_per_second
+            beyond = rate * roofline.step_overhead_seconds / (1.0 - rate * compute)
+            batch = max(beyond, roofline.crossover_positions / ratio)
         return batch
 
 
@@ -84,10 +95,12 @@ def time_to_first_token(
     budget: float = inf,
     batch: float = 0.0,
     kv_tokens: float = 0.0,
+    cached_tokens: float = 0.0,
 ) -> float | None:
     """Wait for the step in flight, then the prompt in chunks beside ``batch`` decode sequences, which go first.
 
-    ``prompt_tokens`` are computed ones. None where the decode sequences leave the budget no room.
+    ``prompt_tokens`` are computed ones, ``cached_tokens`` those before them. None where the decode sequences leave the
+    budget no room.
     """
     room = budget - batch
     if room <= 0:
@@ -95,4 +108,5 @@ def time_to_first_token(
     chunks = ceil(prompt_tokens / room) or 1
     full = (chunks - 1) * roofline.step_seconds(budget, kv_tokens) if chunks > 1 else 0.0
     rest = prompt_tokens - (chunks - 1) * room if chunks > 1 else prompt_tokens
-    return admission_wait_seconds + full + roofline.step_seconds(rest + batch, kv_tokens)
+    attention = roofline.attention_seconds(prompt_tokens, cached_tokens)
+    return admission_wait_seconds + full + attention + roofline.step_seconds(rest + batch, kv_tokens)

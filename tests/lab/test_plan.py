@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from exporter.hardware import Roofline, hardware_profile
 from exporter.lab.economics import RequestClass, Traffic
 from exporter.lab.plan import main
 from exporter.lab.plan_inputs import Draft, PlanInputs
+from exporter.lab.plan_picture import operating_points
 from exporter.lab.plan_report import SECTIONS, format_value
 from exporter.lab.planning import make_plan
 from exporter.lab.steady_state import engine_of, time_to_first_token
@@ -56,6 +58,9 @@ def test_sections_follow_what_was_asked():
 
     assert not {"cost_per_request", "speculation", "burst_per_engine", "preemption", "thinking"} & set(bare)
     assert set(make_plan(EVERYTHING)) == set(SECTIONS)
+    ngram = make_plan(replace(INPUTS, draft=Draft(0.68, 4, 0.0), gpu_hour_dollars=2.5))
+    assert {"speculation", "cost_per_request"} <= set(ngram)
+    assert not {"draft_kv", "thinking"} & set(ngram)
 
 
 def test_roofline_section():
@@ -208,11 +213,13 @@ def test_burst_is_per_engine():
     overhead=st.sampled_from([0.0, 2e-3]),
     prompt=st.integers(1, 20_000),
     output=st.integers(1, 4_000),
+    query_heads=st.sampled_from([None, 64]),
 )
-def test_operating_point_serves_the_rate(*, rate, overhead, prompt, output):
+def test_operating_point_serves_the_rate(*, rate, overhead, prompt, output, query_heads):
     """Little's law: the batch over its step time makes exactly the tokens that are asked for."""
     traffic = Traffic(1, 1, (RequestClass(1, prompt, output),))
-    engine = engine_of(replace(INPUTS, traffic=traffic), replace(TP4, step_overhead_seconds=overhead))
+    roofline = replace(TP4, model=replace(MODEL, query_heads=query_heads), step_overhead_seconds=overhead)
+    engine = engine_of(replace(INPUTS, traffic=traffic), roofline)
     asked = rate * engine.capacity_requests_per_second
     batch = engine.batch_at(asked)
 
@@ -234,6 +241,29 @@ def test_ttft_waits_for_a_step_with_its_kv():
 
     assert wait * 1e3 == pytest.approx(16.25, abs=0.01)
     assert round(time_to_first_token(TP4, 1377, wait) * 1e3) == 132
+
+
+def test_ttft_with_the_attention_of_the_prompt():
+    """132 and 361 ms: a step of 14.3 ms, positions at 11,868/s, and attention at FlashAttention-2's 35 % of the peak.
+
+    4 x 80 x 64 x 128 x n^2 / 2 FLOPs over 4 x 989e12 x 0.35: 1.79 ms for 1,377 tokens and 14.7 ms for 3,944.
+    With the weight read of 15.4 ms for a step both are a millisecond longer.
+    """
+    roofline = replace(TP4, model=replace(MODEL, query_heads=64))
+
+    assert roofline.attention_seconds(1377) * 1e3 == pytest.approx(1.79, abs=0.01)
+    assert roofline.attention_seconds(3944) * 1e3 == pytest.approx(14.7, abs=0.05)
+    assert round(time_to_first_token(roofline, 1377, 14.3e-3) * 1e3) == 132
+    assert round(time_to_first_token(roofline, 3944, 14.3e-3) * 1e3) == 361
+    assert round(time_to_first_token(roofline, 1377, 15.4e-3) * 1e3) == 133
+    assert round(time_to_first_token(roofline, 3944, 15.4e-3) * 1e3) == 362
+
+
+def test_cached_tokens_are_attended_to_not_computed():
+    """Half of 2,000 cached: 1,000 x (1,000 + 500) pairs instead of 2,000 x 1,000, three quarters of the attention."""
+    model = replace(MODEL, query_heads=64)
+
+    assert model.attention_flops(1000, 1000) == pytest.approx(0.75 * model.attention_flops(2000))
 
 
 def test_ttft_in_chunks_beside_decodes():
@@ -267,12 +297,32 @@ def test_text(capsys):
 
 @pytest.mark.parametrize("extension", ["png", "svg"])
 def test_picture(tmp_path, extension):
-    """The picture is written in the format of its name, and names every operating point."""
+    """The picture is written in the format of its name."""
     path = tmp_path / f"plan.{extension}"
     assert main([*COMMAND, *EXTRAS, "--json", "--picture", str(path)]) == 0
 
     content = path.read_bytes()
     assert content.startswith(b"\x89PNG") if extension == "png" else b"<svg" in content
+
+
+def test_operating_points_are_the_plans():
+    """The lines of the picture are numbers of the plan."""
+    plan = make_plan(INPUTS)
+
+    points = operating_points(plan)
+    assert list(points) == ["mean rate", "crossover", "preemption point", "limit"]
+    assert points["limit"] == 256
+    assert points["mean rate"] == plan["demand"][0]["batch_sequences"]
+
+
+def test_missing_extra_is_said(capsys, monkeypatch):
+    """Without the libraries of the extra the text says how to get them; JSON works."""
+    monkeypatch.delitem(sys.modules, "exporter.lab.plan_report")
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+
+    assert main([*COMMAND]) == 2
+    assert "is not installed: pip install 'vllm-sidecar[lab]'" in capsys.readouterr().err
+    assert main([*COMMAND, "--json"]) == 0
 
 
 def test_config_file(tmp_path, capsys):
