@@ -277,6 +277,8 @@ class Roofline:
         """Bytes left for KV on all GPUs: their share of memory less weights and reserve; 0 or less does not fit."""
         if not 0 < gpu_memory_utilization <= 1:
             raise ValueError(f"gpu_memory_utilization must be in (0, 1], not {gpu_memory_utilization}")
+        if not reserve_bytes_per_gpu >= 0:
+            raise ValueError(f"reserve_bytes_per_gpu must not be below 0, not {reserve_bytes_per_gpu:g}")
         per_gpu = self.hardware.capacity_bytes * gpu_memory_utilization - reserve_bytes_per_gpu
         return self.gpus * per_gpu - self.model.weight_bytes
 

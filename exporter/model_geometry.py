@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-Precision = Literal["fp32", "bf16", "fp8", "int8", "fp4"]
+Precision = Literal["bf16", "fp8", "int8", "fp4"]
 """Arithmetic precision of the matrix multiplications; fp16 runs at the rate of bf16."""
 
 BYTES_PER_ELEMENT: Final[Mapping[str, float]] = {
-    "fp32": 4.0,
     "bf16": 2.0,
     "fp16": 2.0,
     "fp8": 1.0,
@@ -21,8 +20,10 @@ BYTES_PER_ELEMENT: Final[Mapping[str, float]] = {
 }
 """Stored bytes per element. The scales of block formats (3 to 13 % for 4-bit ones) are left out."""
 
+MAX_BYTES_PER_ELEMENT: Final = 4.0
+"""fp32; more is a slip of the units."""
+
 COMPUTE_PRECISION: Final[Mapping[str, Precision]] = {
-    "fp32": "fp32",
     "bf16": "bf16",
     "fp16": "bf16",
     "fp8": "fp8",
@@ -71,7 +72,7 @@ class ModelGeometry:
         if self.active_params > self.total_params:
             raise ValueError(f"active_params {self.active_params:g} is more than total_params {self.total_params:g}")
         for name in ("weight_bytes_per_param", "kv_bytes_per_element"):
-            if not 0 < getattr(self, name) <= BYTES_PER_ELEMENT["fp32"]:
+            if not 0 < getattr(self, name) <= MAX_BYTES_PER_ELEMENT:
                 raise ValueError(f"{name} must be in (0, 4], not {getattr(self, name)}")
         for name in ("mla_elements", "query_heads"):
             value = getattr(self, name)
@@ -182,8 +183,9 @@ def _stored_format(fields: Mapping[str, Any]) -> str:
         if method == "gptq":
             return {4: "int4", 8: "int8"}.get(quantisation.get("bits", 4), "unknown gptq width")
         raise ValueError(f"config.json has quantization {method!r}: name the format the weights are served in")
+    # vLLM serves a float32 checkpoint in 16 bits unless told otherwise.
     dtype = str(fields.get("torch_dtype") or fields.get("dtype") or "bfloat16")
-    return {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}.get(dtype, dtype)
+    return {"bfloat16": "bf16", "float16": "fp16", "float32": "bf16"}.get(dtype, dtype)
 
 
 def _parameters(fields: Mapping[str, Any]) -> tuple[float, float]:

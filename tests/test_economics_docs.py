@@ -41,6 +41,6 @@ def test_the_printed_command_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (command,) = re.findall(r"^vllm-sidecar plan (.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
 
-    assert main(shlex.split(command)) == 0
+    assert main(shlex.split(command.replace("\\\n", ""))) == 0
     assert re.search(r"crossover positions +182\.3", capsys.readouterr().out)
     assert (tmp_path / "plan.png").exists()

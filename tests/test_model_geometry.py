@@ -207,3 +207,8 @@ def test_geometry_by_hand_is_checked(change, message):
     """Settings give the same values; the message names the field."""
     with pytest.raises(ValueError, match=message):
         replace(ModelGeometry(1e9, 1e9, layers=16, kv_heads=8, head_dim=64), **change)
+
+
+def test_float32_checkpoints_are_served_in_16_bits():
+    """vLLM's dtype auto casts them, so they weigh two bytes a parameter."""
+    assert geometry_from_config({**LLAMA_70B, "torch_dtype": "float32"}).weight_bytes_per_param == 2

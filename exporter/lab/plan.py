@@ -104,7 +104,8 @@ def _parser() -> argparse.ArgumentParser:
         help="one part of the length mixture, in tokens; repeat",
     )
     traffic.add_argument("--cached-share", type=_number, default=0.0, help="prompt tokens from the prefix cache, 0-1")
-    traffic.add_argument("--burst-seconds", type=_number, help="how long the peak rate lasts: adds the burst section")
+    traffic.add_argument("--burst-rate", type=_number, help="requests/s over all engines: adds the burst section")
+    traffic.add_argument("--burst-seconds", type=_number, help="how long the burst lasts")
     traffic.add_argument("--preemptions-per-minute", type=_number, help="observed: adds the recompute section")
     traffic.add_argument("--thinking-tokens", type=_number, help="of the mean output: adds the thinking section")
 
@@ -190,6 +191,7 @@ def _inputs(args: argparse.Namespace) -> PlanInputs:
         reserve_bytes_per_gpu=args.reserve,
         target_utilization=args.target_utilization,
         draft=_draft(args, model),
+        burst_requests_per_second=args.burst_rate,
         burst_seconds=args.burst_seconds,
         preemptions_per_minute=args.preemptions_per_minute,
         thinking_tokens=args.thinking_tokens,

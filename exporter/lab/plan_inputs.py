@@ -51,6 +51,7 @@ class PlanInputs:
     reserve_bytes_per_gpu: float = DEFAULT_RESERVE_BYTES_PER_GPU
     target_utilization: float = 0.8
     draft: Draft | None = None
+    burst_requests_per_second: float | None = None
     burst_seconds: float | None = None
     preemptions_per_minute: float | None = None
     thinking_tokens: float | None = None
@@ -61,10 +62,12 @@ class PlanInputs:
         for name in ("max_num_seqs", "max_num_batched_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("itl_slo_seconds", "burst_seconds"):
+        for name in ("itl_slo_seconds", "burst_requests_per_second", "burst_seconds"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be above 0, not {value:g}")
+        if (self.burst_seconds is None) != (self.burst_requests_per_second is None):
+            raise ValueError("a burst needs both its rate and its duration")
         if not 0 < self.target_utilization <= 1:
             raise ValueError(f"the target utilisation must be in (0, 1], not {self.target_utilization:g}")
         if self.preemptions_per_minute is not None and not self.preemptions_per_minute >= 0:

@@ -25,7 +25,7 @@ def draw_plan(inputs: PlanInputs, plan: Plan, path: Path) -> None:
         ("output tokens/s", made),
         ("mean step, ms", [engine.step_seconds(batch) * 1000 for batch in batches]),
     ]
-    if inputs.gpu_hour_dollars is not None:
+    if inputs.gpu_hour_dollars:
         hour = inputs.gpu_hour_dollars * inputs.roofline.gpus / SECONDS_PER_HOUR * TOKENS_PER_MILLION
         curves.append(("$ per 1M output tokens", [hour / rate for rate in made]))
     figure = Figure(figsize=(8, 2.6 * len(curves)), layout="constrained")

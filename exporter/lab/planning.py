@@ -4,7 +4,7 @@ The plan is sections of rows; keys carry the unit, values are ready for JSON, No
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from math import ceil, floor
 from typing import Final
 
@@ -182,22 +182,16 @@ def _demand(inputs: PlanInputs, engine: Engine) -> Iterator[tuple[str, list[Row]
     }
     yield "demand", [demand]
     yield "time_to_first_token", [_ttft(inputs, engine, batch, part.prompt_tokens) for part in traffic.classes]
-    if inputs.burst_seconds is not None:
-        per_engine = (mean_rate, traffic.peak_requests_per_second / engines)
-        burst = economics.fluid_burst(*per_engine, inputs.burst_seconds, capacity)
-        yield (
-            "burst_per_engine",
-            [
-                {
-                    "base_requests_per_second": mean_rate,
-                    "burst_requests_per_second": per_engine[1],
-                    "service_requests_per_second": capacity,
-                    "queued_requests": burst.queued_requests,
-                    "last_wait_seconds": burst.last_wait_seconds,
-                    "drain_seconds": burst.drain_seconds,
-                }
-            ],
-        )
+    if inputs.burst_requests_per_second is not None and inputs.burst_seconds is not None:
+        peak = inputs.burst_requests_per_second / engines
+        burst = economics.fluid_burst(mean_rate, peak, inputs.burst_seconds, capacity)
+        row: Row = {
+            "base_requests_per_second": mean_rate,
+            "burst_requests_per_second": peak,
+            "service_requests_per_second": capacity,
+            **asdict(burst),
+        }
+        yield "burst_per_engine", [row]
     if inputs.preemptions_per_minute is not None:
         share = economics.preemptions_per_request(inputs.preemptions_per_minute, traffic.requests_per_second)
         extra = economics.worst_extra_prefill_ratio(share, traffic.longest_tokens, traffic.computed_prompt_tokens)
@@ -239,7 +233,10 @@ def _cost(inputs: PlanInputs, dollars_per_hour: float) -> Iterator[tuple[str, li
         [{"basis": basis, "token_type": kind, "dollars": price} for (basis, kind), price in prices.items()],
     )
     per_request = dollars_per_hour / economics.SECONDS_PER_HOUR / rate
-    yield "cost_per_request", [{"dollars_per_request": per_request, "requests_per_dollar": 1 / per_request}]
+    yield (
+        "cost_per_request",
+        [{"dollars_per_request": per_request, "requests_per_dollar": 1 / per_request if per_request else None}],
+    )
     if inputs.thinking_tokens is not None:
         price, output = prices["output", "output"], traffic.output_tokens
         answer = output - inputs.thinking_tokens

@@ -52,9 +52,10 @@ class Engine:
         """Largest batch and what sets it; (0, ...) where not even one sequence goes."""
         limits = [(floor(self.preemption_point), "KV pool"), (self.max_num_seqs, "max_num_seqs")]
         if self.itl_slo_seconds is not None:
-            range_to = range(1, min(limits)[0] + 1)
-            within = bisect_right(range_to, self.itl_slo_seconds, key=self.step_seconds)
-            limits.append((within, "ITL SLO"))
+            others = min(limits)[0]
+            within = bisect_right(range(1, others + 1), self.itl_slo_seconds, key=self.step_seconds)
+            if within < others:
+                limits.append((within, "ITL SLO"))
         return min(limits)
 
     @property

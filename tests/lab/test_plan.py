@@ -13,7 +13,7 @@ from exporter.hardware import Roofline, hardware_profile
 from exporter.lab.economics import RequestClass, Traffic
 from exporter.lab.plan import main
 from exporter.lab.plan_inputs import Draft, PlanInputs
-from exporter.lab.plan_picture import operating_points
+from exporter.lab.plan_picture import draw_plan, operating_points
 from exporter.lab.plan_report import SECTIONS, format_value
 from exporter.lab.planning import make_plan
 from exporter.lab.steady_state import engine_of, time_to_first_token
@@ -29,6 +29,7 @@ EVERYTHING = replace(
     gpu_hour_dollars=2.5,
     itl_slo_seconds=0.08,
     draft=Draft(0.68, 4, 1 / 70, DRAFT_MODEL),
+    burst_requests_per_second=30.0,
     burst_seconds=120,
     preemptions_per_minute=18,
     thinking_tokens=72,
@@ -40,7 +41,18 @@ COMMAND = (
     *("--rate", "4", "--peak-rate", "11", "--mix", "1:1377:272"),
 )
 EXTRAS = (
-    *("--gpu-hour", "2.5", "--itl-slo", "0.08", "--burst-seconds", "120", "--preemptions-per-minute", "18"),
+    *(
+        "--gpu-hour",
+        "2.5",
+        "--itl-slo",
+        "0.08",
+        "--burst-rate",
+        "30",
+        "--burst-seconds",
+        "120",
+        "--preemptions-per-minute",
+        "18",
+    ),
     *("--alpha", "0.68", "--draft-cost", "1/70", "--draft-params", "1B", "--draft-layers", "16"),
     *("--draft-kv-heads", "8", "--draft-head-dim", "64", "--thinking-tokens", "72"),
 )
@@ -201,11 +213,32 @@ def test_cost_reconciles_with_the_bill():
 
 
 def test_burst_is_per_engine():
-    """11/s over three engines is 3.67/s each, under capacity: nothing queues."""
-    (burst,) = make_plan(EVERYTHING)["burst_per_engine"]
+    """30/s over three engines is 10/s each: (10 - capacity) x 120 s wait in front of each."""
+    plan = make_plan(EVERYTHING)
+    (burst,), (demand,) = plan["burst_per_engine"], plan["demand"]
+    capacity = demand["capacity_requests_per_second_per_engine"]
 
-    assert burst["burst_requests_per_second"] == pytest.approx(11 / 3)
-    assert burst["queued_requests"] == 0
+    assert demand["engines"] == 3
+    assert burst["queued_requests"] == pytest.approx((10 - capacity) * 120)
+    assert burst["last_wait_seconds"] == pytest.approx((10 - capacity) * 120 / capacity)
+    assert burst["drain_seconds"] == pytest.approx((10 - capacity) * 120 / (capacity - 4 / 3))
+
+
+def test_a_limit_that_does_not_bind_is_not_named():
+    """An SLO that every batch meets leaves the seats as the limit."""
+    (kv,) = make_plan(replace(INPUTS, itl_slo_seconds=10.0))["kv"]
+
+    assert kv["batch_limit_by"] == "max_num_seqs"
+
+
+def test_free_hardware_costs_nothing(tmp_path):
+    """A price of 0 is a price: tokens cost 0, and there is no number of requests per dollar."""
+    path = tmp_path / "plan.svg"
+    plan = make_plan(replace(INPUTS, gpu_hour_dollars=0.0))
+    draw_plan(replace(INPUTS, gpu_hour_dollars=0.0), plan, path)
+
+    assert plan["cost_per_request"] == [{"dollars_per_request": 0.0, "requests_per_dollar": None}]
+    assert path.stat().st_size > 0
 
 
 @given(
@@ -360,6 +393,8 @@ BAD = {
     "mixture of no output": (("--mix", "1:100:0"), "output tokens above 0"),
     "does not fit": (("--gpus", "1"), "140 GB of weights do not fit 1 x h100-sxm"),
     "SLO under one step": (("--itl-slo", "0.001"), "not one sequence of this mix can run .* the ITL SLO"),
+    "half a burst": (("--burst-rate", "11"), "a burst needs both its rate and its duration"),
+    "negative reserve": (("--reserve=-1",), "reserve_bytes_per_gpu must not be below 0"),
     "SLO of 0": (("--itl-slo", "0"), "itl_slo_seconds must be above 0"),
     "negative price": (("--gpu-hour=-1",), "the price must not be below 0"),
     "no seats": (("--max-num-seqs", "0"), "max_num_seqs must be at least 1"),
