@@ -141,6 +141,9 @@ def test_chunk_table_includes_the_configured_budget():
     chunks = make_plan(replace(INPUTS, max_num_batched_tokens=128))["chunk_budget"]
 
     assert row(chunks, budget_positions=128)["above_crossover"] == "no"
+    # 128 positions take the weight read of 182.3: 30 % of the throughput of the largest budget shown is lost.
+    assert row(chunks, budget_positions=128)["throughput_lost_ratio"] == pytest.approx(1 - 128 / 182.344, rel=1e-4)
+    assert row(chunks, budget_positions=8192)["throughput_lost_ratio"] == pytest.approx(0.0)
 
 
 def test_speculation_table():
@@ -178,6 +181,9 @@ def test_tensor_parallel_does_not_move_the_crossover():
     assert row(rows, gpus=2)["batch_limit_by"] == "does not fit"
     assert row(rows, gpus=2)["cost_per_token_ratio"] is None
     assert row(rows, gpus=4)["cost_per_token_ratio"] == pytest.approx(1.0)
+    # Compute-bound at 256 sequences with half of each time: twice the tokens for twice the price.
+    assert row(rows, gpus=8)["throughput_ratio"] == pytest.approx(2.0)
+    assert row(rows, gpus=8)["cost_per_token_ratio"] == pytest.approx(1.0)
 
 
 def test_formats():
@@ -200,6 +206,7 @@ def test_demand_buys_for_the_peak():
 
     assert demand["capacity_requests_per_second_per_engine"] == pytest.approx(256 / step / 272)
     assert (demand["engines"], demand["gpus"], demand["dollars_per_hour"]) == (3, 12, 30.0)
+    assert demand["compute_utilization_ratio"] == pytest.approx(4 / 3 * (1377 + 272) / 11_868)
 
 
 def test_cost_reconciles_with_the_bill():
@@ -210,6 +217,55 @@ def test_cost_reconciles_with_the_bill():
     assert row(plan["cost_per_million_tokens"], basis="output")["dollars"] == pytest.approx(30 / 3.9168)
     assert plan["thinking"][0]["dollars_per_1000_requests"] == pytest.approx(30 / 14.4)
     assert plan["thinking"][0]["dollars_per_1000_requests_without"] == pytest.approx(30 / 14.4 * 200 / 272)
+
+
+def test_cached_prompt_tokens_have_their_own_price():
+    """Half of the prompts cached: computed, cached and output tokens at their prices are the bill."""
+    traffic = replace(CHAT, cached_share=0.5)
+    plan = make_plan(replace(INPUTS, traffic=traffic, gpu_hour_dollars=2.5))
+    prices = {each["token_type"]: each["dollars"] for each in plan["cost_per_million_tokens"] if each["basis"] == "all"}
+    per_hour = 4 * 3600 / 1e6
+
+    billed = per_hour * (688.5 * prices["input"] + 688.5 * prices["cached_input"] + 272 * prices["output"])
+    assert billed == pytest.approx(plan["demand"][0]["dollars_per_hour"])
+
+
+def test_cached_prompt_tokens_are_attended_to_in_the_plan():
+    """688.5 computed behind 688.5 cached tokens: three quarters of the attention of 1,377, 1.79 ms."""
+    inputs = replace(
+        INPUTS,
+        traffic=replace(CHAT, cached_share=0.5),
+        roofline=replace(TP4, model=replace(MODEL, query_heads=64)),
+    )
+    (ttft,) = make_plan(inputs)["time_to_first_token"]
+    batch = make_plan(inputs)["demand"][0]["batch_sequences"]
+    kv_read = TP4.kv_read_seconds(batch * 1513)
+
+    assert ttft["attention_seconds"] * 1e3 == pytest.approx(0.75 * 1.79, abs=0.01)
+    assert ttft["ttft_seconds"] == pytest.approx(
+        ttft["admission_wait_seconds"]
+        + (688.5 + batch) / TP4.positions_per_second
+        + kv_read
+        + ttft["attention_seconds"]
+    )
+
+
+def test_each_sequence_brings_its_share_of_prompt_attention():
+    """A token in 272 comes with a prompt: the KV read of 1,513 tokens and 1.795 ms / 272."""
+    attending = replace(TP4, model=replace(MODEL, query_heads=64))
+    share = engine_of(INPUTS, attending).attention_seconds_per_sequence
+
+    assert share == pytest.approx(1_513 * 163_840 / 9.112e12 + 1.795e-3 / 272, rel=1e-3)
+
+
+def test_operating_point_beyond_the_crossover():
+    """With an overhead larger batches still make more: 97 % of capacity is met on the compute-bound side."""
+    engine = engine_of(INPUTS, replace(TP4, step_overhead_seconds=5e-3))
+    asked = 0.97 * engine.capacity_requests_per_second
+    batch = engine.batch_at(asked)
+
+    assert batch > TP4.batch_at_crossover(1377, 272)
+    assert engine.tokens_per_second(batch) == pytest.approx(asked * 272)
 
 
 def test_burst_is_per_engine():
