@@ -35,4 +35,4 @@ USER 65532:65532
 WORKDIR /
 EXPOSE 10077
 ENTRYPOINT ["vllm-sidecar"]
-CMD ["--web.listen-address=0.0.0.0:10077"]
+CMD ["--web.listen-address=:10077"]

@@ -48,8 +48,7 @@ lock: $(VENV)/.dev ## redo requirements/*.txt from pyproject.toml; UPGRADE=1 tak
 
 sbom: $(VENV)/.dev ## write the software bill of materials of the image's Python packages to dist/
 	mkdir -p dist
-	$(VENV)/bin/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible \
-	  --output-file dist/vllm-sidecar-$(version).cdx.json requirements/runtime.txt
+	.ci/sbom dist/vllm-sidecar-$(version).cdx.json $(VENV)
 
 image: ## build the image with buildah; BASE=stand-in builds it over Debian packages, without a registry (as root)
 	@.ci/system-packages buildah debootstrap
