@@ -70,10 +70,10 @@ $(python):
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.runtime: requirements/build.txt requirements/runtime.txt pyproject.toml | $(python)
-	$(python) -m pip install --quiet --require-hashes --requirement requirements/build.txt --requirement requirements/runtime.txt
-	$(python) -m pip install --quiet --no-deps --no-build-isolation --editable .
+	$(python) -m pip install -qq --require-hashes --requirement requirements/build.txt --requirement requirements/runtime.txt
+	$(python) -m pip install -qq --no-deps --no-build-isolation --editable .
 	@touch $@
 
 $(VENV)/.dev: requirements/dev.txt $(VENV)/.runtime
-	$(python) -m pip install --quiet --require-hashes --requirement requirements/dev.txt
+	$(python) -m pip install -qq --require-hashes --requirement requirements/dev.txt
 	@touch $@
