@@ -65,6 +65,7 @@ clean: ## remove what the other targets made
 	rm -rf $(VENV) $(TOOLS) dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
 
 $(python):
+	@command -v $(PYTHON) >/dev/null || .ci/system-packages python3-venv
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11")'
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || .ci/system-packages python3-venv
 	$(PYTHON) -m venv $(VENV)
