@@ -25,12 +25,14 @@ demo: $(VENV)/.runtime ## start a played-back engine with the sidecar beside it,
 test: $(VENV)/.dev tools ## run every test; PYTEST_ADDOPTS chooses
 	$(python) -m pytest
 
-check: $(VENV)/.dev ## lint, formatting, types, spelling
+check: $(VENV)/.dev ## lint, formatting, types, spelling, of all that is code
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
 	$(VENV)/bin/codespell
 	$(VENV)/bin/yamllint --strict .
+	$(VENV)/bin/shellcheck --severity warning .ci/*
+	$(VENV)/bin/hadolint Dockerfile
 
 bench: $(VENV)/.dev ## measure against the budgets, beside real baselines
 	@.ci/system-packages prometheus wrk

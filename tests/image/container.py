@@ -18,12 +18,13 @@ BASE = "docker.io/library/python:3.13-slim"
 AS_ROOT = () if os.geteuid() == 0 else ("sudo",)
 
 # In namespaces of its own: the root file system ($1) read-only, the folder of mounted files ($2) at /mnt, and the
-# image's user ($3) in place of root. `exec` keeps the process id, so what runs is PID 1.
+# image's user ($3) in place of root, in bounded memory. `exec` keeps the process id, so what runs is PID 1.
 ENTER = """
 mount --bind "$1" "$1" && mount -o remount,bind,ro "$1" &&
 mount --bind -o ro "$2" "$1/mnt" && mount --bind /dev "$1/dev" && mount -t proc proc "$1/proc" || exit 125
 root=$1 user=$3
 shift 3
+ulimit -v 1048576
 exec chroot --userspec="$user" --groups= "$root" env -i "$@"
 """
 
