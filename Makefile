@@ -1,0 +1,82 @@
+# Everything sets itself up: on a fresh Debian 12 with `make`, and root or sudo, `make demo` and `make test` need nothing more.
+# The Python that makes the environment, where the environment goes, and where unpacked programs go.
+PYTHON ?= python3
+VENV ?= .venv
+TOOLS ?= .tools
+
+python := $(VENV)/bin/python
+image ?= vllm-sidecar
+version = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' exporter/__init__.py)
+buildah = buildah --storage-driver vfs --root $(TOOLS)/images --runroot $(TOOLS)/images/run
+
+export TOOLS := $(abspath $(TOOLS))
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_ROOT_USER_ACTION := ignore
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench docs format lock sbom image tools clean
+
+help: ## list these targets
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 10
+
+demo: $(VENV)/.runtime ## start a played-back engine with the sidecar beside it, and show its signals until Ctrl-C
+	$(VENV)/bin/vllm-sidecar demo
+
+test: $(VENV)/.dev tools ## run every test; PYTEST_ADDOPTS chooses
+	$(python) -m pytest
+
+check: $(VENV)/.dev ## lint, formatting, types, spelling, of all that is code
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/mypy
+	$(VENV)/bin/codespell
+	$(VENV)/bin/yamllint --strict .
+	$(VENV)/bin/shellcheck --severity warning .ci/*
+	$(VENV)/bin/hadolint Dockerfile
+
+bench: $(VENV)/.dev ## measure against the budgets, beside real baselines
+	@.ci/system-packages prometheus wrk
+	$(python) bench/bench.py
+
+docs: $(VENV)/.dev ## regenerate the documents that are made from the code
+	$(python) docs/generate.py
+
+format: $(VENV)/.dev ## put the code into its one format
+	$(VENV)/bin/ruff check --fix
+	$(VENV)/bin/ruff format
+
+lock: $(VENV)/.dev ## redo requirements/*.txt from pyproject.toml; UPGRADE=1 takes newer releases
+	.ci/lock $(VENV)/bin/uv
+
+sbom: $(VENV)/.dev ## write the software bill of materials of the image's Python packages to dist/
+	mkdir -p dist
+	.ci/sbom dist/vllm-sidecar-$(version).cdx.json $(VENV)
+
+image: ## build the image with buildah; BASE=stand-in builds it over Debian packages, without a registry (as root)
+	@.ci/system-packages buildah debootstrap
+	$(if $(filter stand-in,$(BASE)),.ci/base-image $(TOOLS)/images)
+	$(buildah) bud --isolation chroot $(if $(filter stand-in,$(BASE)),--pull-never) --build-arg VERSION=$(version) \
+	  --build-arg REVISION=$$(git rev-parse HEAD) --tag $(image):$(version) .
+
+tools: $(VENV)/.dev ## install and unpack the programs that the tests run
+	@.ci/system-packages buildah chromium debootstrap git prometheus prometheus-alertmanager
+	@.ci/newer-monitoring $(TOOLS)/monitoring
+	@.ci/kubernetes-tools $(TOOLS)/kubernetes $(python)
+
+clean: ## remove what the other targets made
+	rm -rf $(VENV) $(TOOLS) dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
+
+$(python):
+	@command -v $(PYTHON) >/dev/null || .ci/system-packages python3-venv
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11")'
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || .ci/system-packages python3-venv
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.runtime: requirements/build.txt requirements/runtime.txt pyproject.toml | $(python)
+	$(python) -m pip install -qq --require-hashes --requirement requirements/build.txt --requirement requirements/runtime.txt
+	$(python) -m pip install -qq --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.dev: requirements/dev.txt $(VENV)/.runtime
+	$(python) -m pip install -qq --require-hashes --requirement requirements/dev.txt
+	@touch $@

@@ -1,0 +1,136 @@
+"""What the project's files say of each other is true."""
+
+import hashlib
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+
+from exporter import DEFAULT_PORT, __version__
+from tests.programs import ROOT
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+LOCKS = sorted((ROOT / "requirements").glob("*.txt"))
+
+
+def locked(name: str) -> dict[str, list[str]]:
+    """Versions in a lock file by package; there are two where Python versions need different ones."""
+    versions: dict[str, list[str]] = {}
+    for line in (ROOT / "requirements" / name).read_text().splitlines():
+        if found := re.match(r"([a-z0-9-]+)==([^ ]+)", line):
+            versions.setdefault(found[1], []).append(found[2])
+    return versions
+
+
+def named_in_project(*extras: str) -> list[Requirement]:
+    """The project's dependencies with those of ``extras``."""
+    optional = PROJECT["project"]["optional-dependencies"]
+    lines = [*PROJECT["project"]["dependencies"], *(line for extra in extras for line in optional[extra])]
+    return [Requirement(line) for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("lock", "requirements"),
+    [
+        ("runtime.txt", named_in_project()),
+        ("dev.txt", named_in_project("lab", "dev")),
+        ("build.txt", [Requirement(line) for line in PROJECT["build-system"]["requires"]]),
+    ],
+    ids=["runtime", "dev", "build"],
+)
+def test_lock_holds_what_the_project_names(lock: str, requirements: list[Requirement]) -> None:
+    """Each dependency is in the lock, at a version that pyproject.toml admits; else run `make lock`."""
+    versions = locked(lock)
+    for requirement in requirements:
+        name = re.sub(r"[-_.]+", "-", requirement.name).lower()
+        assert versions.get(name), f"{name} is not in {lock}; run: make lock"
+        assert all(requirement.specifier.contains(version) for version in versions[name])
+
+
+def test_locks_agree() -> None:
+    """What runs in the image is what is tested: the development lock holds the runtime lock as it is."""
+    assert locked("runtime.txt").items() <= locked("dev.txt").items()
+
+
+@pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.stem)
+def test_every_locked_package_has_hashes(lock: Path) -> None:
+    """A lock pins content, not only versions, and says nothing of the machine that made it."""
+    text = lock.read_text()
+    packages = re.split(r"^(?=[a-z0-9-]+==)", text, flags=re.MULTILINE)[1:]
+    assert packages
+    assert all("--hash=sha256:" in package for package in packages)
+    assert not re.search(r"https?://|file:|--(extra-)?index-url|--find-links", text)
+
+
+def test_port_is_one() -> None:
+    """Dockerfile and README name the default port, and it is not one that others are known for."""
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    assert re.findall(r"^EXPOSE (\d+)$", dockerfile, re.MULTILINE) == [str(DEFAULT_PORT)]
+    assert re.findall(r"--web\.listen-address=[^\s\"]*:(\d+)", dockerfile) == [str(DEFAULT_PORT)]
+    assert f":{DEFAULT_PORT}" in (ROOT / "README.md").read_text()
+    assert DEFAULT_PORT != 8000
+    assert DEFAULT_PORT not in range(9100, 10_000)
+
+
+def test_version_is_in_one_place() -> None:
+    """The package's own constant is the version, and pyproject.toml reads it."""
+    assert PROJECT["project"]["dynamic"] == ["version"]
+    assert PROJECT["tool"]["hatch"]["version"] == {"path": "exporter/__init__.py"}
+    assert re.fullmatch(r"\d+\.\d+\.\d+", __version__)
+
+
+def test_ci_runs_the_project_s_own_commands() -> None:
+    """The hosted workflow calls `.ci/run`, which calls what a contributor calls."""
+    workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yaml").read_text())
+    steps = workflow["jobs"]["test"]["steps"]
+    assert steps[-1]["run"] == "bash .ci/run"
+    assert workflow["permissions"] == {"contents": "read"}
+    assert all(re.search(r"@v\d+\.\d+\.\d+$", step["uses"]) for step in steps if "uses" in step)
+    lines = [line for line in (ROOT / ".ci/run").read_text().splitlines() if line.startswith("phase ")]
+    assert [line.split()[-1] for line in lines] == ["tools", "check", "test"]
+
+
+@pytest.mark.parametrize("target", ["demo", "test", "check", "bench", "docs"])
+def test_make_has_the_target(target: str) -> None:
+    """Each command that the README names is a target that `make help` lists."""
+    listed = subprocess.run(["make", "-C", ROOT, "help"], capture_output=True, text=True, check=True).stdout
+    assert re.search(rf"^{target}\s+\S", listed, re.MULTILINE)
+
+
+def build_wheel(directory: Path) -> Path:
+    """Build the wheel of this tree; the back end is the locked one."""
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*pip, "--wheel-dir", directory, ROOT], check=True, timeout=120)
+    return next(directory.glob("*.whl"))
+
+
+def test_wheel_is_the_package_alone_and_reproducible(tmp_path: Path) -> None:
+    """Two builds are the same bytes; inside are the package with its type marker and licence, no tests, no tools."""
+    wheel, again = build_wheel(tmp_path / "one"), build_wheel(tmp_path / "two")
+    assert hashlib.sha256(wheel.read_bytes()).digest() == hashlib.sha256(again.read_bytes()).digest()
+    names = zipfile.ZipFile(wheel).namelist()
+    metadata = f"vllm_sidecar-{__version__}.dist-info"
+    assert {name.split("/")[0] for name in names} == {"exporter", metadata}
+    assert {"exporter/py.typed", f"{metadata}/licenses/LICENSE"} <= set(names)
+    assert not [name for name in names if re.search(r"(^|/)(tests?|test_[^/]*|conftest\.py|__pycache__)(/|$)", name)]
+
+
+def test_runtime_lock_installs_on_arm64(tmp_path: Path) -> None:
+    """Each locked package has a wheel for Linux on arm64, so that one Dockerfile without a compiler serves both."""
+    platforms = [f"--platform=manylinux_2_{minor}_aarch64" for minor in (17, 28)] + ["--platform=manylinux2014_aarch64"]
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--only-binary=:all:", "--no-deps"]
+    command += [*platforms, "--python-version=3.13", "--target", tmp_path, "--require-hashes"]
+    done = subprocess.run(
+        [*command, "--requirement", ROOT / "requirements/runtime.txt"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
