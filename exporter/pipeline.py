@@ -110,11 +110,11 @@ class Pipeline:
     def _observe_engines(
         self, snapshot: Snapshot, restarts: Restarts, at: float, unix: float, *, continuous: bool
     ) -> Iterator[tuple[Engine, float]]:
-        seen = {
-            engine: {column: value for column, slot in columns.items() if (value := snapshot.value(slot)) is not None}
+        self._present = tuple(
+            engine
             for engine, columns in self._layout.engines.items()
-        }
-        self._present = tuple(engine for engine, values in seen.items() if values)
+            if any(snapshot.value(slot) is not None for slot in columns.values())
+        )
         target = self._history.last_two(TARGET)
         alone = len(self._present) == 1
         for engine in self._present:
@@ -123,7 +123,7 @@ class Pipeline:
             began_again = restarts.process or (restarts.process is None and engine in restarts.owners)
             if began_again:
                 accrual.begin_again(unix, step, answered(target, Window.first) if alone else None)
-            accrual.served = accrual.served or any(seen[engine].get(column, 0.0) > 0 for column in CORE)
+            accrual.served = accrual.served or self._served(engine, snapshot)
             yield (
                 engine,
                 accrual.observe(
@@ -131,6 +131,10 @@ class Pipeline:
                 ),
             )
             accrual.put(self._history, engine)
+
+    def _served(self, engine: Engine, snapshot: Snapshot) -> bool:
+        columns = self._layout.columns(engine)
+        return any((snapshot.value(columns[column]) or 0.0) > 0 for column in CORE if column in columns)
 
     def _observe_target(self, restarts: Restarts) -> None:
         target = self._history.last_two(TARGET)

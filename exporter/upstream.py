@@ -5,7 +5,7 @@ never swallows ``vllm:num_requests_waiting_by_reason``, and ``vllm:iteration_tok
 """
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import NamedTuple
 
 PREFIXES = ("vllm:", "ray_vllm:", "ray_vllm_", "kserve_vllm:")
@@ -20,7 +20,7 @@ class Kind(Enum):
     HISTOGRAM = "histogram"
 
 
-class Part(Enum):
+class Part(StrEnum):
     """Which samples of a family a column holds. A counter or a gauge has one sample, its value."""
 
     VALUE = ""
