@@ -30,7 +30,7 @@ class _Formatter(logging.Formatter):
 
 def _logfmt(value: object) -> str:
     text = str(value)
-    return text if text and not any(char in text for char in ' ="\\\n\r\t') else json.dumps(text)
+    return text if text and text.isprintable() and not any(char in text for char in ' ="\\') else json.dumps(text)
 
 
 def set_up(level: str, log_format: str) -> None:

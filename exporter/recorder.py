@@ -6,7 +6,7 @@ from pathlib import Path
 
 from exporter.recording import Entry, open_log, write_entry
 from exporter.schema import TargetConfig
-from exporter.scrape import Scraper
+from exporter.scrape import Scraper, next_due
 
 
 async def record(config: TargetConfig, path: Path, interval_seconds: float, seconds: float | None) -> int:
@@ -16,12 +16,13 @@ async def record(config: TargetConfig, path: Path, interval_seconds: float, seco
         OSError: the log cannot be written.
     """
     written = 0
-    began = time.monotonic()
+    began = due = time.monotonic()
     with open_log(path, "wb") as log:
         async with Scraper(config) as scraper:
             while seconds is None or time.monotonic() - began < seconds:
                 outcome = await scraper.scrape()
                 write_entry(log, Entry(time.time(), outcome))
                 written += 1
-                await asyncio.sleep(max(0.0, began + written * interval_seconds - time.monotonic()))
+                due = next_due(due, interval_seconds, time.monotonic())
+                await asyncio.sleep(max(0.0, due - time.monotonic()))
     return written

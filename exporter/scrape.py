@@ -2,9 +2,12 @@
 
 import asyncio
 import contextlib
+import math
 import ssl
 import time
 import zlib
+from collections.abc import Callable
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -14,20 +17,30 @@ import httpx
 
 from exporter.exposition import Failure, Reason, Scraped
 from exporter.schema import TargetConfig
-from exporter.upstream import filter_names
+from exporter.upstream import PREFIXES, filter_names
 
 # Text 0.0.4 by name: for OpenMetrics an engine may rename vllm:x to vllm_x. It is read all the same.
 ACCEPT = "text/plain;version=0.0.4,text/plain;q=0.5,application/openmetrics-text;q=0.1"
 MAX_REDIRECTS = 3
 FULL_SCRAPE_EVERY_SECONDS = 600.0
 HEALTH_TIMEOUT_SECONDS = 2.0
+IDLE_SECONDS = 4.0
+"""vLLM closes a connection that was idle for 5 s; one asked again at that moment would fail."""
+LONGEST_DETAIL = 200
+_OURS = PREFIXES[0].encode()
 
 
 class Scraper:
-    """Scrapes one target. Files with secrets are read again when they change."""
+    """Scrapes one target. Files with secrets are read again when they change.
 
-    def __init__(self, config: TargetConfig) -> None:
+    Args:
+        config: the target's settings.
+        clock: monotonic seconds, for when a full scrape is due.
+    """
+
+    def __init__(self, config: TargetConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self._config = config
+        self._clock = clock
         self._client: httpx.AsyncClient | None = None
         self._files: tuple[object, ...] = ()
         self._filtered_until = 0.0
@@ -65,21 +78,22 @@ class Scraper:
         """Whether the engine's own health check answers 200."""
         try:
             async with asyncio.timeout(HEALTH_TIMEOUT_SECONDS):
-                url = self._config.url + self._config.scrape.health_path
                 client = await self._connected()
-                response = await client.get(self._http_url(url), headers=self._headers(), extensions=self._extensions())
-                return response.status_code == httpx.codes.OK
+                request = self._request(client, self._config.url + self._config.scrape.health_path)
+                async with contextlib.aclosing(await client.send(request, stream=True)) as response:
+                    return response.status_code == httpx.codes.OK
         except (TimeoutError, httpx.HTTPError, OSError, ValueError):
             return False
 
     async def _scrape(self) -> tuple[bytes, bool] | Failure:
         url = self._config.url + self._config.scrape.path
-        now = time.monotonic()
+        now = self._clock()
         if self._filter_works and now < self._filtered_until:
             query = "&".join(f"name[]={name}" for name in filter_names())
             outcome = await self._get(f"{url.rstrip('/')}/?{query}")
-            # Behind several API servers the filter answers 200 and nothing; an old one answers 404 or redirects.
-            if not isinstance(outcome, Failure) and outcome[0].strip():
+            # Behind several API servers the filter answers 200 and nothing; an old one answers 404 or redirects, a
+            # proxy with something of its own, and under another prefix none of the names is known.
+            if not isinstance(outcome, Failure) and _OURS in outcome[0]:
                 return outcome
             self._filter_works = False
         if self._filtered_until <= now:
@@ -91,9 +105,7 @@ class Scraper:
         try:
             client = await self._connected()
             for _ in range(MAX_REDIRECTS + 1):
-                request = client.build_request(
-                    "GET", self._http_url(url), headers=self._headers(), extensions=self._extensions()
-                )
+                request = self._request(client, url)
                 response = await client.send(request, stream=True)
                 async with contextlib.aclosing(response):
                     if not response.has_redirect_location:
@@ -103,8 +115,6 @@ class Scraper:
                     return Failure(Reason.HTTP_STATUS, f"HTTP {response.status_code} to another host")
                 url = str(onward)
             return Failure(Reason.HTTP_STATUS, f"more than {MAX_REDIRECTS} redirects")
-        except httpx.RemoteProtocolError as error:
-            return Failure(Reason.PARSE, f"the answer is cut off or not HTTP: {error}")
         except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
             return _failure(error)
 
@@ -116,7 +126,10 @@ class Scraper:
         encoding = response.headers.get("content-encoding", "identity").strip().lower()
         if encoding not in ("identity", "", "gzip", "x-gzip"):
             return Failure(Reason.ENCODING, f"Content-Encoding {encoding[:40]!r}, which was not asked for")
-        body = await self._body(response, gzipped=encoding.endswith("gzip"))
+        try:
+            body = await self._body(response, gzipped=encoding.endswith("gzip"))
+        except httpx.RemoteProtocolError as error:
+            return Failure(Reason.PARSE, f"the answer is cut off: {error}"[:LONGEST_DETAIL])
         openmetrics = response.headers.get("content-type", "").startswith("application/openmetrics-text")
         return body if isinstance(body, Failure) else (body, openmetrics)
 
@@ -132,6 +145,8 @@ class Scraper:
                 return Failure(Reason.ENCODING, "Content-Encoding says gzip, the body is not")
             if len(body) > limit:
                 return Failure(Reason.TOO_LARGE, f"more than {limit} bytes")
+            if unpack and unpack.unused_data:
+                return Failure(Reason.ENCODING, "the compressed body goes on after its end")
         if unpack and not unpack.eof:
             return Failure(Reason.PARSE, "the compressed body is cut off")
         return bytes(body)
@@ -145,31 +160,34 @@ class Scraper:
             else url
         )
 
-    def _headers(self) -> dict[str, str]:
+    def _request(self, client: httpx.AsyncClient, url: str) -> httpx.Request:
         headers = {"Accept": ACCEPT, "Accept-Encoding": "identity"}
         if self._config.scrape.bearer_token_file is not None:
-            headers["Authorization"] = f"Bearer {self._config.scrape.bearer_token_file.read_text().strip()}"
-        return headers
-
-    def _extensions(self) -> dict[str, str]:
+            headers["Authorization"] = f"Bearer {_token(self._config.scrape.bearer_token_file)}"
         name = self._config.scrape.server_name
-        return {} if name is None else {"sni_hostname": name}
+        extensions = {} if name is None else {"sni_hostname": name}
+        return client.build_request("GET", self._http_url(url), headers=headers, extensions=extensions)
 
     async def _connected(self) -> httpx.AsyncClient:
         scrape = self._config.scrape
         paths = (scrape.ca_file, scrape.cert_file, scrape.key_file)
-        files = tuple(_version(path) for path in paths)
-        if self._client is not None and files == self._files:
-            return self._client
-        await self.close()
-        parts = urlsplit(self._config.url)
+        try:
+            files = tuple(_version(path) for path in paths)
+            if self._client is not None and files == self._files:
+                return self._client
+            await self.close()
+            parts = urlsplit(self._config.url)
+            verify = self._ssl_context() if parts.scheme == "https" else False
+        except OSError as error:
+            raise ssl.SSLError(0, f"certificate files: {error.strerror}") from error
         self._client = httpx.AsyncClient(
             transport=httpx.AsyncHTTPTransport(
-                verify=self._ssl_context() if parts.scheme == "https" else False,
+                verify=verify,
                 uds=unquote(parts.netloc) if parts.scheme == "http+unix" else None,
-                limits=httpx.Limits(max_connections=2, max_keepalive_connections=1, keepalive_expiry=60.0),
+                limits=httpx.Limits(max_connections=2, max_keepalive_connections=1, keepalive_expiry=IDLE_SECONDS),
                 trust_env=False,
             ),
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # nothing an engine sends stays
             timeout=None,  # noqa: S113 - one deadline over the whole scrape instead
             follow_redirects=False,
         )
@@ -180,7 +198,8 @@ class Scraper:
         scrape = self._config.scrape
         context = ssl.create_default_context(cafile=scrape.ca_file)
         if scrape.cert_file is not None:
-            context.load_cert_chain(scrape.cert_file, scrape.key_file)
+            # A password that is none: OpenSSL would ask for one on the terminal.
+            context.load_cert_chain(scrape.cert_file, scrape.key_file, password="")
         if scrape.insecure_skip_verify:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
@@ -194,10 +213,32 @@ def _version(path: Path | None) -> object:
     return status.st_ino, status.st_mtime_ns, status.st_size
 
 
+class _BadTokenError(ValueError):
+    """The token file cannot be read or holds no token. Says nothing of what it holds."""
+
+
+def _token(path: Path) -> str:
+    try:
+        token = path.read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        raise _BadTokenError("bearer_token_file cannot be read") from None
+    if not token.isascii() or not token.isprintable() or not token or " " in token:
+        raise _BadTokenError("bearer_token_file does not hold one token")
+    return token
+
+
 def _failure(error: Exception) -> Failure:
+    if isinstance(error, _BadTokenError):
+        return Failure(Reason.AUTH, str(error))
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLError):
-            return Failure(Reason.TLS, cause.reason or str(cause))
+            told = getattr(cause, "verify_message", None) or cause.reason or cause.strerror
+            return Failure(Reason.TLS, str(told or cause)[:LONGEST_DETAIL])
         cause = cause.__cause__ or cause.__context__
-    return Failure(Reason.CONNECT, str(error) or type(error).__name__)
+    return Failure(Reason.CONNECT, (str(error) or type(error).__name__)[:LONGEST_DETAIL])
+
+
+def next_due(due: float, interval: float, now: float) -> float:
+    """When the next scrape is due: a scrape longer than the interval skips ticks and does not shift them."""
+    return due + interval * max(1, math.ceil((now - due) / interval))

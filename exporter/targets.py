@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import math
 import random
 import time
 from collections import deque
@@ -11,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from exporter.exposition import Failure, Reason, Scraped
 from exporter.pipeline import Pipeline
 from exporter.schema import Config, Options, TargetConfig
-from exporter.scrape import Scraper
+from exporter.scrape import HEALTH_TIMEOUT_SECONDS, Scraper, next_due
 from exporter.signals import slo
 from exporter.signals.view import State, TargetView
 
@@ -65,9 +64,9 @@ class Target:
 
     @property
     def punctual(self) -> bool:
-        """Whether the timer has ticked within three intervals, or one interval and a scrape's deadline."""
+        """Whether the timer has ticked within three intervals, or one interval and the deadlines of what it asks."""
         interval = self.pipeline.interval_seconds
-        patience = max(3 * interval, interval + self.config.scrape.timeout_seconds)
+        patience = max(3 * interval, interval + self.config.scrape.timeout_seconds + HEALTH_TIMEOUT_SECONDS)
         return time.monotonic() - self._ticked_at <= patience + 1.0
 
     async def watch(self) -> None:
@@ -81,8 +80,7 @@ class Target:
                     await self._tick()
                 except Exception:  # whatever it is, it must not end the watch of this target
                     log.exception("a scrape failed inside the sidecar", extra={"fields": {"target": self.config.label}})
-                interval = self.pipeline.interval_seconds
-                due += interval * max(1, math.ceil((time.monotonic() - due) / interval))
+                due = next_due(due, self.pipeline.interval_seconds, time.monotonic())
         finally:
             await self._scraper.close()
 
