@@ -7,7 +7,6 @@ import ssl
 import time
 import zlib
 from collections.abc import Callable
-from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -41,7 +40,7 @@ class Scraper:
     def __init__(self, config: TargetConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self._config = config
         self._clock = clock
-        self._client: httpx.AsyncClient | None = None
+        self._transport: httpx.AsyncHTTPTransport | None = None
         self._files: tuple[object, ...] = ()
         self._filtered_until = 0.0
         self._filter_works = config.scrape.filter
@@ -56,9 +55,9 @@ class Scraper:
 
     async def close(self) -> None:
         """Close the connection."""
-        if self._client is not None:
-            await self._client.aclose()
-            self._client = None
+        if self._transport is not None:
+            await self._transport.aclose()
+            self._transport = None
 
     async def scrape(self) -> Scraped | Failure:
         """The engine's exposition, whole and decompressed, or why there is none."""
@@ -78,9 +77,8 @@ class Scraper:
         """Whether the engine's own health check answers 200."""
         try:
             async with asyncio.timeout(HEALTH_TIMEOUT_SECONDS):
-                client = await self._connected()
-                request = self._request(client, self._config.url + self._config.scrape.health_path)
-                async with contextlib.aclosing(await client.send(request, stream=True)) as response:
+                request = self._request(self._config.url + self._config.scrape.health_path)
+                async with contextlib.aclosing(await self._send(request)) as response:
                     return response.status_code == httpx.codes.OK
         except (TimeoutError, httpx.HTTPError, OSError, ValueError):
             return False
@@ -103,14 +101,12 @@ class Scraper:
 
     async def _get(self, url: str) -> tuple[bytes, bool] | Failure:
         try:
-            client = await self._connected()
             for _ in range(MAX_REDIRECTS + 1):
-                request = self._request(client, url)
-                response = await client.send(request, stream=True)
-                async with contextlib.aclosing(response):
+                request = self._request(url)
+                async with contextlib.aclosing(await self._send(request)) as response:
                     if not response.has_redirect_location:
                         return await self._read(response)
-                    onward = response.url.join(response.headers["location"])
+                    onward = request.url.join(response.headers["location"])
                 if (onward.scheme, onward.netloc) != (request.url.scheme, request.url.netloc):
                     return Failure(Reason.HTTP_STATUS, f"HTTP {response.status_code} to another host")
                 url = str(onward)
@@ -138,7 +134,7 @@ class Scraper:
         limit = self._config.scrape.max_body_bytes
         unpack = zlib.decompressobj(wbits=31) if gzipped else None
         body = bytearray()
-        async for chunk in response.aiter_raw():
+        async for chunk in response.stream:  # type: ignore[union-attr]
             try:
                 body += unpack.decompress(chunk, limit + 1 - len(body)) if unpack else chunk
             except zlib.error:
@@ -160,39 +156,38 @@ class Scraper:
             else url
         )
 
-    def _request(self, client: httpx.AsyncClient, url: str) -> httpx.Request:
+    def _request(self, url: str) -> httpx.Request:
         headers = {"Accept": ACCEPT, "Accept-Encoding": "identity"}
         if self._config.scrape.bearer_token_file is not None:
             headers["Authorization"] = f"Bearer {_token(self._config.scrape.bearer_token_file)}"
         name = self._config.scrape.server_name
         extensions = {} if name is None else {"sni_hostname": name}
-        return client.build_request("GET", self._http_url(url), headers=headers, extensions=extensions)
+        return httpx.Request("GET", self._http_url(url), headers=headers, extensions=extensions)
 
-    async def _connected(self) -> httpx.AsyncClient:
+    async def _send(self, request: httpx.Request) -> httpx.Response:
+        # The transport alone: cookies, hooks and redirects of a client are not wanted here, and cost.
+        return await (await self._connected()).handle_async_request(request)
+
+    async def _connected(self) -> httpx.AsyncHTTPTransport:
         scrape = self._config.scrape
         paths = (scrape.ca_file, scrape.cert_file, scrape.key_file)
         try:
             files = tuple(_version(path) for path in paths)
-            if self._client is not None and files == self._files:
-                return self._client
+            if self._transport is not None and files == self._files:
+                return self._transport
             await self.close()
             parts = urlsplit(self._config.url)
             verify = self._ssl_context() if parts.scheme == "https" else False
         except OSError as error:
             raise ssl.SSLError(0, f"certificate files: {error.strerror}") from error
-        self._client = httpx.AsyncClient(
-            transport=httpx.AsyncHTTPTransport(
-                verify=verify,
-                uds=unquote(parts.netloc) if parts.scheme == "http+unix" else None,
-                limits=httpx.Limits(max_connections=2, max_keepalive_connections=1, keepalive_expiry=IDLE_SECONDS),
-                trust_env=False,
-            ),
-            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # nothing an engine sends stays
-            timeout=None,  # noqa: S113 - one deadline over the whole scrape instead
-            follow_redirects=False,
+        self._transport = httpx.AsyncHTTPTransport(
+            verify=verify,
+            uds=unquote(parts.netloc) if parts.scheme == "http+unix" else None,
+            limits=httpx.Limits(max_connections=2, max_keepalive_connections=1, keepalive_expiry=IDLE_SECONDS),
+            trust_env=False,
         )
         self._files = files
-        return self._client
+        return self._transport
 
     def _ssl_context(self) -> ssl.SSLContext:
         scrape = self._config.scrape

@@ -46,7 +46,6 @@ class Target:
         self._durations: deque[float] = deque(maxlen=DURATIONS_KEPT)
         self._ticked_at = time.monotonic()
         self._shown: object = None
-        self._unfit: list[str] = []
 
     @property
     def config(self) -> TargetConfig:
@@ -57,6 +56,7 @@ class Target:
         """Take in settings that do not change what is scraped: price, objectives, flags."""
         self.pipeline.config = config
         self.pipeline.options = options
+        self._log_unfit()
 
     def view(self) -> TargetView:
         """What signals read, now."""
@@ -108,16 +108,14 @@ class Target:
                 details = {**fields, "reason": failure.reason.value, "detail": failure.detail}
                 log.log(level, "scrape failed", extra={"fields": details})
             self._shown = now
-        unfit = (
-            sorted({each for engine in self.view().engines for each in slo.unfit(engine)})
-            if failure is None
-            else self._unfit
-        )
-        if unfit != self._unfit:
-            self._unfit = unfit
-            for each in unfit:
-                message = "objective below the first bucket edge cannot be counted"
-                log.warning(message, extra={"fields": {"target": self.config.label, "slo": each}})
+            self._log_unfit()
+
+    def _log_unfit(self) -> None:
+        """Say which objectives cannot be counted: their thresholds lie below the first bucket's edge."""
+        unfit = {each for engine in self.view().engines for each in slo.unfit(engine)}
+        for each in sorted(unfit):
+            fields = {"target": self.config.label, "slo": each}
+            log.warning("objective below the first bucket edge cannot be counted", extra={"fields": fields})
 
 
 def _unreachable(failure: Failure | None) -> bool:

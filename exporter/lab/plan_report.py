@@ -100,6 +100,6 @@ def format_value(key: str, value: float | str | None) -> str:
         return f"{value / _GIGA:,.1f} GB"
     if key.endswith("_ratio"):
         return f"{value:.3f}"
-    if isinstance(value, int) or value >= 1000:  # noqa: PLR2004 - past four digits the decimals say nothing
+    if isinstance(value, int) or value >= 1000:
         return f"{value:,.0f}"
     return f"{value:.4g}"
