@@ -19,6 +19,7 @@ log = logging.getLogger("exporter.serve")
 SETTINGS_CHECKED_EVERY_SECONDS = 1.0
 BIND_AGAIN_SECONDS = 5.0
 SHUTDOWN_SECONDS = 1
+STOP_CHECKED_EVERY_SECONDS = 0.5
 
 
 class Reloader:
@@ -92,6 +93,11 @@ class _Server(uvicorn.Server):
         for each in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(each, self.handle_exit, each, None)
         yield
+
+    async def main_loop(self) -> None:
+        # uvicorn asks itself ten times a second whether to stop, which costs as much as the scraping.
+        while not await self.on_tick(0):
+            await asyncio.sleep(STOP_CHECKED_EVERY_SECONDS)
 
 
 def server_of(app: FastAPI) -> uvicorn.Server:
