@@ -96,7 +96,7 @@ class _Server(uvicorn.Server):
 
     async def main_loop(self) -> None:
         # uvicorn asks itself ten times a second whether to stop, which costs as much as the scraping.
-        while not await self.on_tick(0):
+        while not await self.on_tick(0):  # noqa: ASYNC110 - uvicorn sets a flag, not an event
             await asyncio.sleep(STOP_CHECKED_EVERY_SECONDS)
 
 
