@@ -156,7 +156,9 @@ class Pipeline:
         price = self.config.gpu_hour_dollars
         if price is None:
             return
-        engines = [min(seconds, busy_seconds.get(engine, 0.0)) for engine in self._present]
+        # Before first contact only the settings can tell how many engines hold GPUs.
+        busy = [min(seconds, busy_seconds.get(engine, 0.0)) for engine in self._present]
+        engines = busy or [0.0] * max(1, len(self.config.engines))
         state = State.LOST if self._healthy is False else self.state
         for kind, dollars in cost.dollars(state, seconds, price, self.config.gpus_per_engine, engines).items():
             self._dollars[kind] += dollars
