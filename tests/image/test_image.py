@@ -153,6 +153,7 @@ MISCONFIGURED = {
     "deeply nested": b"[" * 100_000,
     "not UTF-8": b"\xff\xfe\x00url",
     "NUL bytes": bytes(1000),
+    "a model's weights": bytes(2**21),
 }  # fmt: skip
 
 
