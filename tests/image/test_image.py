@@ -152,7 +152,7 @@ def test_metrics_of_an_engine(image: Image, files: Path, port: int) -> None:
                 assert playing.poll() is None
             assert re.search(r"^vllm_sidecar_running_requests\{.+\} \d", sidecar.get("/metrics"), re.MULTILINE)
         finally:
-            playing.kill()
+            Container(playing, files / "log", port).signal(signal.SIGKILL)
 
 
 MISCONFIGURED = {
