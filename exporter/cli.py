@@ -9,7 +9,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from exporter import __version__, log
 from exporter.schema import Config, split_address
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments and arguments[0] in LAB:
             return _lab(arguments[0], arguments[1:])
-        options = _parser().parse_args(arguments)
+        options = _parsed(arguments)
         return int(options.run(options))
     except BadSettingsError as error:
         print(f"vllm-sidecar: {error}", file=sys.stderr)
@@ -39,8 +39,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         return OK
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise BadSettingsError(message)
+
+
+def _parsed(arguments: list[str]) -> argparse.Namespace:
+    """The options; where nothing may end the process, wrong ones are kept as ``wrong`` to be served as such."""
+    try:
+        return _parser().parse_args(arguments)
+    except BadSettingsError as error:
+        if not _never_exit("--never-exit" in arguments):
+            raise
+        options = _parser().parse_args([each for each in arguments if each.startswith("--web.listen-address=")])
+        options.wrong = str(error)
+        options.never_exit = True
+        return options
+
+
+def _never_exit(flag: bool) -> bool:
+    return flag or os.environ.get(f"{ENV_PREFIX}NEVER_EXIT", "").lower() in ("1", "true", "yes", "on")
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
         prog="vllm-sidecar",
         description="Scrape vLLM engines, derive what their raw series hide, export it to Prometheus.",
         epilog=f"Without a command it serves. Every setting is also {ENV_PREFIX}<SETTING> in the environment. "
@@ -55,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--web.listen-address", dest="listen_address", metavar="[HOST]:PORT", help="where to serve")
     parser.add_argument("--log.level", dest="log_level", metavar="LEVEL", help="debug, info, warning or error")
     parser.add_argument("--log.format", dest="log_format", metavar="FORMAT", help="logfmt or json")
-    parser.set_defaults(run=_serve)
+    parser.set_defaults(run=_serve, wrong=None)
     commands = parser.add_subparsers(metavar="COMMAND")
 
     record = commands.add_parser("record", help="write an engine's scrapes to a log", allow_abbrev=False)
@@ -79,6 +101,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _settings(options: argparse.Namespace, **more: Any) -> Config:
+    if options.wrong:
+        raise BadSettingsError(options.wrong)
     names = ("listen_address", "log_level", "log_format")
     flags = {name: getattr(options, name) for name in names}
     return load(options.config_file, never_exit=options.never_exit or None, **flags, **more)
@@ -87,12 +111,7 @@ def _settings(options: argparse.Namespace, **more: Any) -> Config:
 def _serve(options: argparse.Namespace) -> int:
     from exporter import serve
 
-    never_exit = options.never_exit or os.environ.get(f"{ENV_PREFIX}NEVER_EXIT", "").lower() in (
-        "1",
-        "true",
-        "yes",
-        "on",
-    )
+    never_exit = _never_exit(options.never_exit)
     try:
         config = _settings(options)
     except BadSettingsError:

@@ -17,6 +17,7 @@ from exporter.schema import Config, split_address
 log = logging.getLogger("exporter.serve")
 
 SETTINGS_CHECKED_EVERY_SECONDS = 1.0
+WATCHED_BYTES = 2**20
 BIND_AGAIN_SECONDS = 5.0
 SHUTDOWN_SECONDS = 1
 STOP_CHECKED_EVERY_SECONDS = 0.5
@@ -39,7 +40,10 @@ class Reloader:
 
     def _content(self) -> bytes | None:
         try:
-            return None if self._path is None else self._path.read_bytes()
+            if self._path is None or not self._path.is_file():
+                return None
+            with self._path.open("rb") as file:
+                return file.read(WATCHED_BYTES)
         except OSError:
             return None
 

@@ -15,6 +15,9 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDic
 from exporter.schema import Config, merge
 
 ENV_PREFIX = "VLLM_SIDECAR_"
+MAX_FILE_BYTES = 2**20
+"""A larger file is a wrong path, such as that of a model, and would not fit a sidecar's memory."""
+
 _KUBERNETES_SERVICE = re.compile(r"SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?")
 """What Kubernetes puts into every pod beside a Service that is called vllm-sidecar: not settings of ours."""
 
@@ -52,11 +55,19 @@ def load(path: Path | None = None, **flags: Any) -> Config:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(path.read_text())
+        if path.exists() and not path.is_file():
+            raise BadSettingsError(f"{path} is not a regular file")
+        with path.open("rb") as file:
+            text = file.read(MAX_FILE_BYTES + 1)
+        if len(text) > MAX_FILE_BYTES:
+            raise BadSettingsError(f"{path} is larger than {MAX_FILE_BYTES} bytes")
+        content = yaml.safe_load(text)
     except OSError as error:
         raise BadSettingsError(f"cannot read {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise BadSettingsError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise BadSettingsError(f"{path} nests too deep") from None
     if content is None:
         return {}
     if not isinstance(content, dict):

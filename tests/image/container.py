@@ -38,7 +38,7 @@ class Image:
 
     def command(self, files: Path, program: Sequence[str], environment: Sequence[str] = ()) -> list[str]:
         """What runs ``program`` in the image, with ``files`` at /mnt and ``NAME=value`` added to its environment."""
-        namespaces = ("--mount", "--pid", "--ipc", "--uts", "--fork", "--kill-child=KILL")
+        namespaces = ("--mount", "--pid", "--ipc", "--uts", "--fork")
         enter = ("sh", "-c", ENTER, "sh", str(self.root), str(files), self.config["User"])
         return [*AS_ROOT, system("unshare"), *namespaces, *enter, *self.config["Env"], *environment, *program]
 

@@ -133,6 +133,28 @@ def test_runs_with_nothing_given(image: Image, files: Path, port: int) -> None:
         assert "Traceback" not in sidecar.log.read_text()
 
 
+@pytest.mark.timeout(60)
+def test_metrics_of_an_engine(image: Image, files: Path, port: int) -> None:
+    """A real engine's recording, played back by the image itself, reaches the image's /metrics."""
+    recording = f"/{next((image.root / OURS).glob('lib/*/site-packages/exporter/data/burst*')).relative_to(image.root)}"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        engine = f"127.0.0.1:{listener.getsockname()[1]}"
+    played = image.command(files, [*image.config["Entrypoint"], "replay", recording, f"--serve={engine}"])
+    with (
+        subprocess.Popen(played, stdin=subprocess.DEVNULL) as playing,
+        running(image, files, port, environment=[f"VLLM_SIDECAR_URL=http://{engine}"]) as sidecar,
+    ):
+        try:
+            up = f'vllm_sidecar_target_up{{target="{engine}"}} 1.0\n'
+            while up not in sidecar.get("/metrics"):
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    playing.wait(timeout=0.2)
+                assert playing.poll() is None
+            assert re.search(r"^vllm_sidecar_running_requests\{.+\} \d", sidecar.get("/metrics"), re.MULTILINE)
+        finally:
+            Container(playing, files / "log", port).signal(signal.SIGKILL)
+
+
 MISCONFIGURED = {
     "unknown setting": b"ulr: http://localhost:8000\n",
     "unknown setting below": b"slo: {ttft: 2}\n",
@@ -153,6 +175,7 @@ MISCONFIGURED = {
     "deeply nested": b"[" * 100_000,
     "not UTF-8": b"\xff\xfe\x00url",
     "NUL bytes": bytes(1000),
+    "a model's weights": bytes(2**21),
 }  # fmt: skip
 
 
