@@ -7,6 +7,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
@@ -89,7 +90,11 @@ def bind(address: str) -> socket.socket:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, but a signal that ends it ends it with exit code 0 and is not raised again."""
+    """uvicorn, but a signal that ends it ends it at once, with exit code 0, and is not raised again."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._asked_to_stop = asyncio.Event()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -98,10 +103,16 @@ class _Server(uvicorn.Server):
             loop.add_signal_handler(each, self.handle_exit, each, None)
         yield
 
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        self._asked_to_stop.set()
+
     async def main_loop(self) -> None:
         # uvicorn asks itself ten times a second whether to stop, which costs as much as the scraping.
-        while not await self.on_tick(0):  # noqa: ASYNC110 - uvicorn sets a flag, not an event
-            await asyncio.sleep(STOP_CHECKED_EVERY_SECONDS)
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(STOP_CHECKED_EVERY_SECONDS):
+                    await self._asked_to_stop.wait()
 
 
 def server_of(app: FastAPI) -> uvicorn.Server:
