@@ -41,6 +41,7 @@ class Accrual:
     def begin_again(self, unix_seconds: float, before: Window, answered_before: float | None) -> None:
         """The engine's process began again: nothing waits there, and what comes now comes on top."""
         self.restarts += 1
+        self.moved_at = before.rows[-1].at
         self.first_seen_unix_seconds = unix_seconds
         self.steps_since_start = 0.0
         self.served = False

@@ -137,7 +137,7 @@ class Parser:
         self._max_series = max_series
         self._known: dict[bytes, int] = {}
         self._rank: dict[int, int] = {}
-        self._shadowed = False
+        self._shadowed = self._displaced = False
         self._last_lines: list[bytes] = []
         self._last_slots: list[int] = []
         self._last = Snapshot([])
@@ -183,17 +183,20 @@ class Parser:
         return self._last
 
     def _whole(self, lines: list[bytes]) -> Snapshot | Failure:
-        shadowed = self._shadowed
-        result = self._fill(lines)
-        if self._shadowed and not shadowed:
-            result = self._fill(lines)
-        if self._shadowed and isinstance(result, Snapshot) and any(result.values[slot] is None for slot in self._rank):
+        result = self._settled(lines)
+        if self._shadowed and (isinstance(result, Failure) or any(result.values[slot] is None for slot in self._rank)):
             # A newer name went away, perhaps with a restart into an older version: let the older name in again.
             self._known.clear()
             self._rank.clear()
             self._shadowed = False
-            result = self._fill(lines)
+            result = self._settled(lines)
         return result
+
+    def _settled(self, lines: list[bytes]) -> Snapshot | Failure:
+        """Read, and once more where a newer name came after the older one had taken its place."""
+        self._displaced = False
+        result = self._fill(lines)
+        return self._fill(lines) if self._displaced else result
 
     def _fill(self, lines: list[bytes]) -> Snapshot | Failure:
         if len(self._known) > 4 * self._max_series:
@@ -201,14 +204,13 @@ class Parser:
         known = self._known
         values: list[float | None] = [None] * len(self._layout.slots)
         slots = []
-        good = bad = filled = 0
+        good = bad = 0
         for line in lines:
             head, _, text = line.rpartition(b" ")
             slot = known.get(head)
-            if slot is None:
+            value = None if slot is None or slot == _COMMENT else _number(text)
+            if slot is None or (value is None and slot != _COMMENT):
                 slot, value = self._read(line, head)
-            else:
-                value = None if slot == _COMMENT else _number(text)
             slots.append(slot)
             if slot == _COMMENT:
                 continue
@@ -224,13 +226,16 @@ class Parser:
                 values.extend([None] * (slot + 1 - len(values)))
             if values[slot] is None:
                 values[slot] = value
-                filled += 1
             else:
                 bad += 1  # the same series again: the first one stays, neither is summed nor overwritten
-        if not filled:
+        if not self._of_an_engine(values):
             return self._nothing(good, bad)
         self._last_lines, self._last_slots, self._last = lines, slots, Snapshot(values, bad)
         return self._last
+
+    def _of_an_engine(self, values: list[float | None]) -> bool:
+        """Whether some engine has a value: what a frontend says of itself is no engine."""
+        return any(values[slot] is not None for columns in self._layout.engines.values() for slot in columns.values())
 
     def _nothing(self, good: int, bad: int) -> Failure:
         if bad and not good:
@@ -243,7 +248,7 @@ class Parser:
         """A line not met before: its slot and value; no value if it is malformed."""
         stripped = line.strip()
         if not stripped or stripped[:1] == b"#":
-            if head:
+            if head.strip():
                 self._known[head] = _COMMENT
             return _COMMENT, None
         try:
@@ -284,15 +289,20 @@ class Parser:
         self._shadowed = True
         if sample.rank > rank:
             return _IGNORED
+        self._displaced = True
         for head, known in self._known.items():
             if known == slot:
                 self._known[head] = _IGNORED
         return slot
 
 
+_NOT_IN_NUMBERS = re.compile(rb"[_\v\f]")
+"""What Python reads in or around a number, and an exposition may not have there."""
+
+
 def _number(text: bytes) -> float | None:
-    # Python reads 1_000, an exposition may not.
+    """The value of a line whose head is known; None sends the line to the full grammar."""
     try:
-        return None if b"_" in text else float(text)
+        return None if _NOT_IN_NUMBERS.search(text) else float(text)
     except ValueError:
         return None

@@ -95,6 +95,7 @@ class History:
         if process:
             reset |= self._known
         self._now = array("d", [ABSENT]) * len(self._totals)
+        self._forget(reset, values)
         self._take_gauges(values)
         self._count(values, reset)
         self._sum_up(values, reset)
@@ -103,6 +104,13 @@ class History:
         while len(self._rows) > 2 and self._rows[1].at <= at - self._keep_seconds:
             del self._rows[0]
         return Restarts(reset, process)
+
+    def _forget(self, reset: frozenset[Engine | None], values: list[float | None]) -> None:
+        """A series that is missing where its owner began again will begin at zero when it comes."""
+        for position in (*self._slots.counters, *self._slots.sums) if reset else ():
+            known = not math.isnan(self._raw[position])
+            if known and values[position] is None and self._layout.slots[position].owner in reset:
+                self._raw[position] = 0.0
 
     def _take_gauges(self, values: list[float | None]) -> None:
         for position in self._slots.gauges:
@@ -147,7 +155,7 @@ class History:
     def _process_began_again(self, values: list[float | None]) -> bool | None:
         position = self._layout.target.get(PROCESS_START)
         started = None if position is None else values[position]
-        if position is None or started is None:
+        if position is None or started is None or not math.isfinite(started):
             return None
         last = self._raw[position]
         return not math.isnan(last) and started != last
@@ -157,7 +165,7 @@ class History:
         fell = 0
         for position in self._slots.core[owner]:
             value, last = values[position], self._raw[position]
-            if value is not None and value < last:
+            if value is not None and 0 <= value < last:
                 fell += 1
                 if value < last / 2:
                     return True
@@ -187,11 +195,16 @@ class History:
     def _new_edges(self, added: set[tuple[Engine | None, str]]) -> None:
         """Buckets changed, as they may at a restart: what came before cannot be compared with what comes now."""
         for owner, series in added:
-            columns = self._layout.columns(owner)
-            for column, position in columns.items():
-                if owner in self._known and column.series == series and column.part is Part.BUCKET:
-                    self._totals[position], self._raw[position] = 0.0, ABSENT
-                    self._rows.clear()
+            buckets = [
+                position
+                for column, position in self._layout.columns(owner).items()
+                if column.series == series and column.part is Part.BUCKET
+            ]
+            if all(math.isnan(self._raw[position]) for position in buckets):
+                continue  # the histogram itself is new
+            for position in buckets:
+                self._totals[position], self._raw[position] = 0.0, ABSENT
+            self._rows.clear()
 
     def _grow(self) -> None:
         more = len(self._layout.slots) - len(self._totals)

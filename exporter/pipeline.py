@@ -61,7 +61,8 @@ class Pipeline:
 
     def observe(self, outcome: Scraped | Failure, at: float, unix: float) -> Failure | None:
         """Take in what came of a scrape; returns the failure, if it was or turned out to be one."""
-        seconds = max(0.0, at - self._observed_at)
+        at = max(at, self._observed_at)  # a recorded clock may have been set back
+        seconds = at - self._observed_at
         continuous = self.state in (State.UP, State.ASLEEP)
         self._observed_at = at
         result = self._parse(outcome) if isinstance(outcome, Scraped) else outcome

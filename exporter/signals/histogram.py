@@ -65,6 +65,8 @@ class Histogram:
         position = next(i for i, count in enumerate(self.counts) if count >= rank)
         if position == len(self.edges) - 1:
             return Quantile(self.edges[-2], bounded=True)
+        if position == 0 and self.edges[0] <= 0:
+            return Quantile(self.edges[0], bounded=True)
         lower, below = (self.edges[position - 1], self.counts[position - 1]) if position else (0.0, 0.0)
         inside = self.counts[position] - below
         share = (rank - below) / inside if inside > 0 else 0.0
