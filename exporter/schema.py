@@ -118,7 +118,7 @@ class Scrape(Strict):
     path: str = Field("/metrics", pattern=r"^/[^?#\s]*$", description="Path of the engine's exposition.")
     health_path: str = Field("/health", pattern=r"^/[^?#\s]*$", description="Asked only when something looks wrong.")
     filter: bool = Field(False, description="Ask the server for our series only. Floods the engine's access log.")
-    max_body_bytes: Count = Field(16 * 2**20, le=2**30, description="A larger body, decompressed, is refused.")
+    max_body_bytes: int = Field(16 * 2**20, ge=1, le=2**30, description="A larger body, decompressed, is refused.")
     max_series: Count = Field(20_000, description="More series of ours on one target are refused.")
     bearer_token_file: ReadableFile | None = Field(None, description="Sent to the engine; read again on change.")
     ca_file: ReadableFile | None = Field(None, description="A private certificate authority, PEM.")
