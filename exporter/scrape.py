@@ -38,7 +38,7 @@ class Scraper:
     """
 
     def __init__(self, config: TargetConfig, clock: Callable[[], float] = time.monotonic) -> None:
-        self._config = config
+        self.config = config
         self._clock = clock
         self._transport: httpx.AsyncHTTPTransport | None = None
         self._files: tuple[object, ...] = ()
@@ -63,10 +63,10 @@ class Scraper:
         """The engine's exposition, whole and decompressed, or why there is none."""
         began = time.perf_counter()
         try:
-            async with asyncio.timeout(self._config.scrape.timeout_seconds):
+            async with asyncio.timeout(self.config.scrape.timeout_seconds):
                 outcome = await self._scrape()
         except TimeoutError:
-            outcome = Failure(Reason.TIMEOUT, f"no whole answer within {self._config.scrape.timeout_seconds:g} s")
+            outcome = Failure(Reason.TIMEOUT, f"no whole answer within {self.config.scrape.timeout_seconds:g} s")
         if isinstance(outcome, Failure):
             self._filtered_until = 0.0  # one full scrape after each reconnect
             return outcome
@@ -77,7 +77,7 @@ class Scraper:
         """Whether the engine's own health check answers 200."""
         try:
             async with asyncio.timeout(HEALTH_TIMEOUT_SECONDS):
-                url = self._config.url + self._config.scrape.health_path
+                url = self.config.url + self.config.scrape.health_path
                 request = self._request(url, HEALTH_TIMEOUT_SECONDS)
                 async with contextlib.aclosing(await self._send(request)) as response:
                     return response.status_code == httpx.codes.OK
@@ -85,7 +85,7 @@ class Scraper:
             return False
 
     async def _scrape(self) -> tuple[bytes, bool] | Failure:
-        url = self._config.url + self._config.scrape.path
+        url = self.config.url + self.config.scrape.path
         now = self._clock()
         if self._filter_works and now < self._filtered_until:
             query = "&".join(f"name[]={name}" for name in filter_names())
@@ -97,13 +97,13 @@ class Scraper:
             self._filter_works = False
         if self._filtered_until <= now:
             self._filtered_until = now + FULL_SCRAPE_EVERY_SECONDS
-            self._filter_works = self._config.scrape.filter
+            self._filter_works = self.config.scrape.filter
         return await self._get(url)
 
     async def _get(self, url: str) -> tuple[bytes, bool] | Failure:
         try:
             for _ in range(MAX_REDIRECTS + 1):
-                request = self._request(url, self._config.scrape.timeout_seconds)
+                request = self._request(url, self.config.scrape.timeout_seconds)
                 async with contextlib.aclosing(await self._send(request)) as response:
                     if not response.has_redirect_location:
                         return await self._read(response)
@@ -132,7 +132,7 @@ class Scraper:
 
     async def _body(self, response: httpx.Response, *, gzipped: bool) -> bytes | Failure:
         """The body, decompressed no further than the limit, whatever it would unpack to."""
-        limit = self._config.scrape.max_body_bytes
+        limit = self.config.scrape.max_body_bytes
         unpack = zlib.decompressobj(wbits=31) if gzipped else None
         body = bytearray()
         async for chunk in response.stream:  # type: ignore[union-attr]
@@ -159,9 +159,9 @@ class Scraper:
 
     def _request(self, url: str, deadline_seconds: float) -> httpx.Request:
         headers = {"Accept": ACCEPT, "Accept-Encoding": "identity"}
-        if self._config.scrape.bearer_token_file is not None:
-            headers["Authorization"] = f"Bearer {_token(self._config.scrape.bearer_token_file)}"
-        name = self._config.scrape.server_name
+        if self.config.scrape.bearer_token_file is not None:
+            headers["Authorization"] = f"Bearer {_token(self.config.scrape.bearer_token_file)}"
+        name = self.config.scrape.server_name
         # httpcore leaves a connection open for good when a TLS handshake is cancelled, so both steps of connecting are
         # to be over before the deadline is. Nothing else has a timeout of its own.
         extensions: dict[str, Any] = {"timeout": {"connect": deadline_seconds / 2}}
@@ -174,14 +174,14 @@ class Scraper:
         return await (await self._connected()).handle_async_request(request)
 
     async def _connected(self) -> httpx.AsyncHTTPTransport:
-        scrape = self._config.scrape
+        scrape = self.config.scrape
         paths = (scrape.ca_file, scrape.cert_file, scrape.key_file)
         try:
             files = tuple(_version(path) for path in paths)
             if self._transport is not None and files == self._files:
                 return self._transport
             await self.close()
-            parts = urlsplit(self._config.url)
+            parts = urlsplit(self.config.url)
             verify = self._ssl_context() if parts.scheme == "https" else False
         except OSError as error:
             raise _UnusableFileError(Reason.TLS, f"certificate files: {error.strerror}") from None
@@ -195,7 +195,7 @@ class Scraper:
         return self._transport
 
     def _ssl_context(self) -> ssl.SSLContext:
-        scrape = self._config.scrape
+        scrape = self.config.scrape
         context = ssl.create_default_context(cafile=scrape.ca_file)
         if scrape.cert_file is not None:
             # A password that is none: OpenSSL would ask for one on the terminal.
