@@ -199,14 +199,15 @@ async def test_one_deadline_over_the_whole_scrape(answer: Any) -> None:
 
 async def test_timeouts_do_not_use_connections_up() -> None:
     """After five hanging answers the sixth scrape has a connection to use."""
-    hang = itertools.chain([True] * 5, itertools.repeat(False))
-
+    answers = itertools.chain([never] * 5, itertools.repeat(lambda _: response()))
     async with (
-        serving(lambda request: never(request) if next(hang) else response()) as engine,
+        serving(lambda request: next(answers)(request)) as engine,
         Scraper(target(engine.url, timeout_seconds=0.1)) as scraper,
     ):
-        outcomes = [await scraper.scrape() for _ in range(6)]
-    assert [isinstance(outcome, Scraped) for outcome in outcomes] == [False] * 5 + [True]
+        for _ in range(5):
+            assert reason_of(await scraper.scrape()) is Reason.TIMEOUT
+        scraper.config = target(engine.url)
+        assert body_of(await scraper.scrape()) == EXPOSITION
 
 
 async def test_a_hanging_handshake_leaves_no_connection_open(authority: Authority) -> None:

@@ -129,7 +129,7 @@ def test_a_refused_setting_is_one_line_that_names_it(file: Path, text: str, mess
 
 @pytest.mark.parametrize(
     "text",
-    ["a: b: c", "\t- x", "{", "a: !!python/object:os.system {}", "a: 2026-02-31", "[" * 5000, "a: " + "9" * 5000],
+    ["a: b: c", "\t- x", "{", "a: !!python/object:os.system {}", "a: 2026-02-31", "a: " + "9" * 5000],
     ids=lambda text: text[:20],
 )
 def test_what_is_no_yaml_is_one_line(file: Path, text: str) -> None:
@@ -140,8 +140,22 @@ def test_what_is_no_yaml_is_one_line(file: Path, text: str) -> None:
 
 def test_bytes_that_are_no_text(file: Path) -> None:
     """A binary file given by mistake."""
-    file.write_bytes(b"\xff\xfe\x00url")
+    file.write_bytes(b"url: \x80\x81")
     assert refusal(file).startswith(f"{file} is not YAML: ")
+
+
+def test_a_file_that_nests_without_end(file: Path) -> None:
+    """Python's stack is not the reader's business."""
+    file.write_text("[" * 5000)
+    assert refusal(file) == f"{file} nests too deep"
+
+
+def test_a_file_that_is_no_settings_file(tmp_path: Path, file: Path) -> None:
+    """A folder, a device that never ends, the weights of a model."""
+    assert refusal(tmp_path) == f"{tmp_path} is not a regular file"
+    assert refusal(Path("/dev/zero")) == "/dev/zero is not a regular file"
+    file.write_bytes(b"#" * (2**20 + 1))
+    assert refusal(file) == f"{file} is larger than 1048576 bytes"
 
 
 def test_a_file_that_is_a_list(file: Path) -> None:
