@@ -57,7 +57,7 @@ class Sidecar:
         """The exposition and its content type, in the format a reader asked for."""
         try:
             encode, content_type = choose_encoder(accept)
-        except ValueError:  # a version that is none
+        except (TypeError, ValueError):  # a version that is none
             encode, content_type = choose_encoder("")
         now = time.monotonic()
         made, body = self._rendered.get((content_type, compressed), (0.0, b""))
@@ -96,13 +96,13 @@ def create_app(sidecar: Sidecar) -> FastAPI:
             return Response("no valid settings yet\n", status_code=503, media_type="text/plain")
         return Response("ready\n", media_type="text/plain")
 
-    @app.get("/api/v1/signals")
+    @app.api_route("/api/v1/signals", methods=["GET", "HEAD"])
     async def signals() -> Response:
         """Every signal of every target and its engines; null is not known."""
         found: dict[str, Any] = {"unix_seconds": time.time(), "targets": collect.signals(sidecar.views())}
         return JSONResponse(found, headers={"Cache-Control": "no-store"})
 
-    @app.get("/", include_in_schema=False)
+    @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
     async def page() -> Response:
         return HTMLResponse(
             PAGE.read_text(), headers={"Content-Security-Policy": "default-src 'self'; style-src 'unsafe-inline'"}

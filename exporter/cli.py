@@ -5,6 +5,7 @@ import asyncio
 import importlib
 import os
 import platform
+import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -17,6 +18,8 @@ from exporter.settings import ENV_PREFIX, BadSettingsError, load
 
 OK, BAD = 0, 2
 
+ENDING = {"record", "replay", "demo", "--config.check"}
+"""Arguments that make a run which ends by itself, whether or not the sidecar is never to exit."""
 LAB = {
     "simulate": "serve a simulated vLLM engine",
     "load": "put open-loop load on an OpenAI-compatible server",
@@ -27,6 +30,8 @@ LAB = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    # Until a server takes over; as PID 1 a process without a handler would not be ended at all.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         if arguments and arguments[0] in LAB:
             return _lab(arguments[0], arguments[1:])
@@ -35,11 +40,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BadSettingsError as error:
         print(f"vllm-sidecar: {error}", file=sys.stderr)
         return BAD
-    except (KeyboardInterrupt, BrokenPipeError):
+    except KeyboardInterrupt:
+        return OK
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered has no reader
         return OK
 
 
 class _Parser(argparse.ArgumentParser):
+    """argparse, but what is wrong is one line, raised."""
+
     def error(self, message: str) -> NoReturn:
         raise BadSettingsError(message)
 
@@ -49,7 +59,7 @@ def _parsed(arguments: list[str]) -> argparse.Namespace:
     try:
         return _parser().parse_args(arguments)
     except BadSettingsError as error:
-        if not _never_exit("--never-exit" in arguments):
+        if not _never_exit("--never-exit" in arguments) or ENDING & set(arguments):
             raise
         options = _parser().parse_args([each for each in arguments if each.startswith("--web.listen-address=")])
         options.wrong = str(error)
@@ -139,7 +149,7 @@ def _listen(address: str) -> socket.socket:
     try:
         return bind(address)
     except OSError as error:
-        raise BadSettingsError(f"cannot listen on {address}: {os.strerror(error.errno or 0)}") from None
+        raise BadSettingsError(f"cannot listen on {address}: {error.strerror}") from None
 
 
 def _fallback(options: argparse.Namespace) -> Config:

@@ -7,6 +7,8 @@
 
 import gzip
 import lzma
+import math
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -36,7 +38,8 @@ def open_log(path: Path, mode: str) -> IO[bytes]:
 def write_entry(log: IO[bytes], entry: Entry) -> None:
     """Append one scrape and flush it."""
     if isinstance(entry.outcome, Scraped):
-        head, body = "200", entry.outcome.body
+        # A comment of the engine's must not be taken for a mark of ours.
+        head, body = "200", (b"\n" + entry.outcome.body).replace(b"\n" + MARK, b"\n#" + MARK)[1:]
     else:
         head, body = f"error {entry.outcome.reason.value}", b""
     log.write(b"%b%.3f %b\n" % (MARK, entry.unix_seconds, head.encode()))
@@ -64,7 +67,7 @@ def read_log(path: Path) -> Iterator[Entry]:
                     raise NotALogError(f"{path}: line 1 is not '# scrape <unix seconds> 200'")
                 else:
                     body.append(line)
-        except (EOFError, lzma.LZMAError, gzip.BadGzipFile) as error:
+        except (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error) as error:
             raise NotALogError(f"{path}: {error}") from None
         if mark is None:
             raise NotALogError(f"{path}: no scrape in it")
@@ -74,7 +77,7 @@ def read_log(path: Path) -> Iterator[Entry]:
 def _entry(number: int, line: bytes, body: bytes) -> Entry:
     words = line.decode(errors="replace").split()[2:]
     try:
-        unix_seconds = float(words[0])
+        unix_seconds = _finite(words[0])
         if words[1] == "200":
             openmetrics = body.rstrip().endswith(b"# EOF")
             return Entry(unix_seconds, Scraped(body, openmetrics, 0.0))
@@ -83,3 +86,10 @@ def _entry(number: int, line: bytes, body: bytes) -> Entry:
         return Entry(unix_seconds, Failure(Reason.HTTP_STATUS, f"HTTP {int(words[1])}, as recorded"))
     except (IndexError, ValueError):
         raise NotALogError(f"line {number} is not '# scrape <unix seconds> 200' or '… error <reason>'") from None
+
+
+def _finite(word: str) -> float:
+    number = float(word)
+    if not math.isfinite(number):
+        raise ValueError(word)
+    return number

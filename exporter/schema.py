@@ -16,19 +16,22 @@ Count = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
 def _engine_url(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https", "http+unix"):
-        raise ValueError(f"{url!r} is not an http, https or http+unix URL")
+    # What is refused is not repeated: it may hold a secret.
     try:
+        parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
-    except ValueError as error:
-        raise ValueError(f"{url!r}: {error}") from None
-    if not host:
-        raise ValueError(f"{url!r} names no host; an IPv6 address stands in brackets: http://[::1]:8000")
-    if parts.username or parts.password:
+    except ValueError:
+        raise ValueError("not a URL: its host or port cannot be read") from None
+    if "@" in parts.netloc:
         raise ValueError("a URL must not hold credentials; use bearer_token_file")
+    if parts.scheme not in ("http", "https", "http+unix"):
+        raise ValueError("not an http, https or http+unix URL, such as http://localhost:8000")
+    if not host:
+        raise ValueError("the URL names no host; an IPv6 address stands in brackets: http://[::1]:8000")
     if parts.query or parts.fragment:
-        raise ValueError(f"{url!r} must not hold a query or a fragment")
+        raise ValueError("a URL must not hold a query or a fragment")
+    if not url.isprintable() or " " in url:
+        raise ValueError("a URL must not hold blanks or control characters")
     return url.rstrip("/")
 
 
@@ -115,7 +118,7 @@ class Scrape(Strict):
     path: str = Field("/metrics", pattern=r"^/[^?#\s]*$", description="Path of the engine's exposition.")
     health_path: str = Field("/health", pattern=r"^/[^?#\s]*$", description="Asked only when something looks wrong.")
     filter: bool = Field(False, description="Ask the server for our series only. Floods the engine's access log.")
-    max_body_bytes: Count = Field(16 * 2**20, le=2**30, description="A larger body, decompressed, is refused.")
+    max_body_bytes: int = Field(16 * 2**20, ge=1, le=2**30, description="A larger body, decompressed, is refused.")
     max_series: Count = Field(20_000, description="More series of ours on one target are refused.")
     bearer_token_file: ReadableFile | None = Field(None, description="Sent to the engine; read again on change.")
     ca_file: ReadableFile | None = Field(None, description="A private certificate authority, PEM.")

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 from urllib.parse import unquote, urlsplit
 
 import httpx
@@ -38,7 +38,7 @@ class Scraper:
     """
 
     def __init__(self, config: TargetConfig, clock: Callable[[], float] = time.monotonic) -> None:
-        self._config = config
+        self.config = config
         self._clock = clock
         self._transport: httpx.AsyncHTTPTransport | None = None
         self._files: tuple[object, ...] = ()
@@ -63,10 +63,10 @@ class Scraper:
         """The engine's exposition, whole and decompressed, or why there is none."""
         began = time.perf_counter()
         try:
-            async with asyncio.timeout(self._config.scrape.timeout_seconds):
+            async with asyncio.timeout(self.config.scrape.timeout_seconds):
                 outcome = await self._scrape()
         except TimeoutError:
-            outcome = Failure(Reason.TIMEOUT, f"no whole answer within {self._config.scrape.timeout_seconds:g} s")
+            outcome = Failure(Reason.TIMEOUT, f"no whole answer within {self.config.scrape.timeout_seconds:g} s")
         if isinstance(outcome, Failure):
             self._filtered_until = 0.0  # one full scrape after each reconnect
             return outcome
@@ -77,14 +77,15 @@ class Scraper:
         """Whether the engine's own health check answers 200."""
         try:
             async with asyncio.timeout(HEALTH_TIMEOUT_SECONDS):
-                request = self._request(self._config.url + self._config.scrape.health_path)
+                url = self.config.url + self.config.scrape.health_path
+                request = self._request(url, HEALTH_TIMEOUT_SECONDS)
                 async with contextlib.aclosing(await self._send(request)) as response:
                     return response.status_code == httpx.codes.OK
         except (TimeoutError, httpx.HTTPError, OSError, ValueError):
             return False
 
     async def _scrape(self) -> tuple[bytes, bool] | Failure:
-        url = self._config.url + self._config.scrape.path
+        url = self.config.url + self.config.scrape.path
         now = self._clock()
         if self._filter_works and now < self._filtered_until:
             query = "&".join(f"name[]={name}" for name in filter_names())
@@ -96,13 +97,13 @@ class Scraper:
             self._filter_works = False
         if self._filtered_until <= now:
             self._filtered_until = now + FULL_SCRAPE_EVERY_SECONDS
-            self._filter_works = self._config.scrape.filter
+            self._filter_works = self.config.scrape.filter
         return await self._get(url)
 
     async def _get(self, url: str) -> tuple[bytes, bool] | Failure:
         try:
             for _ in range(MAX_REDIRECTS + 1):
-                request = self._request(url)
+                request = self._request(url, self.config.scrape.timeout_seconds)
                 async with contextlib.aclosing(await self._send(request)) as response:
                     if not response.has_redirect_location:
                         return await self._read(response)
@@ -131,7 +132,7 @@ class Scraper:
 
     async def _body(self, response: httpx.Response, *, gzipped: bool) -> bytes | Failure:
         """The body, decompressed no further than the limit, whatever it would unpack to."""
-        limit = self._config.scrape.max_body_bytes
+        limit = self.config.scrape.max_body_bytes
         unpack = zlib.decompressobj(wbits=31) if gzipped else None
         body = bytearray()
         async for chunk in response.stream:  # type: ignore[union-attr]
@@ -156,12 +157,16 @@ class Scraper:
             else url
         )
 
-    def _request(self, url: str) -> httpx.Request:
+    def _request(self, url: str, deadline_seconds: float) -> httpx.Request:
         headers = {"Accept": ACCEPT, "Accept-Encoding": "identity"}
-        if self._config.scrape.bearer_token_file is not None:
-            headers["Authorization"] = f"Bearer {_token(self._config.scrape.bearer_token_file)}"
-        name = self._config.scrape.server_name
-        extensions = {} if name is None else {"sni_hostname": name}
+        if self.config.scrape.bearer_token_file is not None:
+            headers["Authorization"] = f"Bearer {_token(self.config.scrape.bearer_token_file)}"
+        name = self.config.scrape.server_name
+        # httpcore leaves a connection open for good when a TLS handshake is cancelled, so both steps of connecting are
+        # to be over before the deadline is. Nothing else has a timeout of its own.
+        extensions: dict[str, Any] = {"timeout": {"connect": deadline_seconds / 2}}
+        if name is not None:
+            extensions["sni_hostname"] = name
         return httpx.Request("GET", self._http_url(url), headers=headers, extensions=extensions)
 
     async def _send(self, request: httpx.Request) -> httpx.Response:
@@ -169,17 +174,17 @@ class Scraper:
         return await (await self._connected()).handle_async_request(request)
 
     async def _connected(self) -> httpx.AsyncHTTPTransport:
-        scrape = self._config.scrape
+        scrape = self.config.scrape
         paths = (scrape.ca_file, scrape.cert_file, scrape.key_file)
         try:
             files = tuple(_version(path) for path in paths)
             if self._transport is not None and files == self._files:
                 return self._transport
             await self.close()
-            parts = urlsplit(self._config.url)
+            parts = urlsplit(self.config.url)
             verify = self._ssl_context() if parts.scheme == "https" else False
         except OSError as error:
-            raise ssl.SSLError(0, f"certificate files: {error.strerror}") from error
+            raise _UnusableFileError(Reason.TLS, f"certificate files: {error.strerror}") from None
         self._transport = httpx.AsyncHTTPTransport(
             verify=verify,
             uds=unquote(parts.netloc) if parts.scheme == "http+unix" else None,
@@ -190,7 +195,7 @@ class Scraper:
         return self._transport
 
     def _ssl_context(self) -> ssl.SSLContext:
-        scrape = self._config.scrape
+        scrape = self.config.scrape
         context = ssl.create_default_context(cafile=scrape.ca_file)
         if scrape.cert_file is not None:
             # A password that is none: OpenSSL would ask for one on the terminal.
@@ -208,28 +213,33 @@ def _version(path: Path | None) -> object:
     return status.st_ino, status.st_mtime_ns, status.st_size
 
 
-class _BadTokenError(ValueError):
-    """The token file cannot be read or holds no token. Says nothing of what it holds."""
+class _UnusableFileError(ValueError):
+    """A file that the settings name cannot be used. The detail says nothing of what it holds."""
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(detail)
+        self.failure = Failure(reason, detail)
 
 
 def _token(path: Path) -> str:
     try:
         token = path.read_text().strip()
     except (OSError, UnicodeDecodeError):
-        raise _BadTokenError("bearer_token_file cannot be read") from None
+        raise _UnusableFileError(Reason.AUTH, "bearer_token_file cannot be read") from None
     if not token.isascii() or not token.isprintable() or not token or " " in token:
-        raise _BadTokenError("bearer_token_file does not hold one token")
+        raise _UnusableFileError(Reason.AUTH, "bearer_token_file does not hold one token")
     return token
 
 
 def _failure(error: Exception) -> Failure:
-    if isinstance(error, _BadTokenError):
-        return Failure(Reason.AUTH, str(error))
+    if isinstance(error, _UnusableFileError):
+        return error.failure
+    if isinstance(error, httpx.TimeoutException):
+        return Failure(Reason.TIMEOUT, "no connection within half the deadline")
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLError):
-            told = getattr(cause, "verify_message", None) or cause.reason or cause.strerror
-            return Failure(Reason.TLS, str(told or cause)[:LONGEST_DETAIL])
+            return Failure(Reason.TLS, getattr(cause, "verify_message", None) or cause.reason or str(cause))
         cause = cause.__cause__ or cause.__context__
     return Failure(Reason.CONNECT, (str(error) or type(error).__name__)[:LONGEST_DETAIL])
 

@@ -38,6 +38,7 @@ class Reloader:
         self._refused = refused
         self._path = path
         self._seen = self._content()
+        self._told: str | None = None
 
     def _content(self) -> bytes | None:
         try:
@@ -61,17 +62,22 @@ class Reloader:
             config = self._load()
         except self._refused as error:
             sidecar.config_valid = False
-            log.error("settings refused, the last good ones stay in force", extra={"fields": {"reason": str(error)}})
+            if self._told != str(error):
+                self._told = str(error)
+                log.error(
+                    "settings refused, the last good ones stay in force", extra={"fields": {"reason": self._told}}
+                )
             return
+        self._told = None
         if sidecar.config_reload_unix_seconds is not None:
             log.info("settings reloaded")
         sidecar.use(config)
 
     async def watch(self, sidecar: Sidecar) -> None:
-        """Apply the file whenever it changes."""
+        """Apply the file whenever it changes, and what was refused again: a file that it names may have come."""
         while True:
             await asyncio.sleep(SETTINGS_CHECKED_EVERY_SECONDS)
-            if self.changed():
+            if self.changed() or not sidecar.config_valid:
                 self.apply(sidecar)
 
 
@@ -83,10 +89,14 @@ def bind(address: str) -> socket.socket:
     """
     host, port = split_address(address)
     everywhere = host in ("", "::")
-    if everywhere and socket.has_dualstack_ipv6():
-        return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family)
+    try:
+        if everywhere and socket.has_dualstack_ipv6():
+            return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        why = (error.strerror or str(error)).partition(" (while")[0]  # that part repeats the address
+        raise OSError(error.errno, why) from None
 
 
 class _Server(uvicorn.Server):
@@ -135,8 +145,7 @@ async def serve(listen_address: str, reloader: Reloader, listening: socket.socke
     reloader.apply(sidecar)
     watching = asyncio.create_task(reloader.watch(sidecar))
     try:
-        while listening is None:
-            listening = await _bind_or_wait(listen_address)
+        listening = listening or await _bound(listen_address)
         log.info("serving", extra={"fields": {"address": listen_address}})
         await server_of(create_app(sidecar)).serve(sockets=[listening])
     finally:
@@ -144,10 +153,14 @@ async def serve(listen_address: str, reloader: Reloader, listening: socket.socke
         await sidecar.targets.stop()
 
 
-async def _bind_or_wait(address: str) -> socket.socket | None:
-    try:
-        return bind(address)
-    except OSError as error:
-        log.error("cannot listen, trying again", extra={"fields": {"address": address, "reason": error.strerror}})
+async def _bound(address: str) -> socket.socket:
+    """A listening socket, as soon as one can be had."""
+    told = None
+    while True:
+        try:
+            return bind(address)
+        except OSError as error:
+            if told != error.strerror:
+                told = error.strerror
+                log.error("cannot listen, trying again", extra={"fields": {"address": address, "reason": told}})
         await asyncio.sleep(BIND_AGAIN_SECONDS)
-        return None

@@ -18,8 +18,11 @@ ENV_PREFIX = "VLLM_SIDECAR_"
 MAX_FILE_BYTES = 2**20
 """A larger file is a wrong path, such as that of a model, and would not fit a sidecar's memory."""
 
-_KUBERNETES_SERVICE = re.compile(r"SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?")
-"""What Kubernetes puts into every pod beside a Service that is called vllm-sidecar: not settings of ours."""
+_KUBERNETES_SERVICE = re.compile(
+    r"(\w+_)?(SERVICE_HOST=.*|SERVICE_PORT(_\w+)?=\d+|PORT(_\d+_(TCP|UDP|SCTP))?=\w+://.*"
+    r"|PORT_\d+_(TCP|UDP|SCTP)_(PROTO|PORT|ADDR)=.*)"
+)
+"""What Kubernetes puts into every pod beside a Service called vllm-sidecar or vllm-sidecar-…: not settings of ours."""
 
 
 class BadSettingsError(Exception):
@@ -64,7 +67,7 @@ def _read(path: Path) -> dict[str, Any]:
         content = yaml.safe_load(text)
     except OSError as error:
         raise BadSettingsError(f"cannot read {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:  # bytes that are no text, the 31st of February
         raise BadSettingsError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
     except RecursionError:
         raise BadSettingsError(f"{path} nests too deep") from None
@@ -76,9 +79,9 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _refuse_unknown_environment() -> None:
-    for name in os.environ:
+    for name, value in os.environ.items():
         rest = name.removeprefix(ENV_PREFIX)
-        if rest == name or _KUBERNETES_SERVICE.fullmatch(rest):
+        if rest == name or _KUBERNETES_SERVICE.fullmatch(f"{rest}={value}"):
             continue
         if rest.split("__")[0].lower() not in Config.model_fields:
             raise BadSettingsError(f"{name}: unknown setting")

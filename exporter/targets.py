@@ -53,7 +53,7 @@ class Target:
         return self.pipeline.config
 
     def configure(self, config: TargetConfig, options: Options) -> None:
-        """Take in settings that do not change what is scraped: price, objectives, flags."""
+        """Take in settings that do not change what is scraped. How it is scraped changes at the next tick."""
         self.pipeline.config = config
         self.pipeline.options = options
         self._log_unfit()
@@ -66,7 +66,8 @@ class Target:
     def punctual(self) -> bool:
         """Whether the timer has ticked within three intervals, or one interval and the deadlines of what it asks."""
         interval = self.pipeline.interval_seconds
-        patience = max(3 * interval, interval + self.config.scrape.timeout_seconds + HEALTH_TIMEOUT_SECONDS)
+        deadline = self._scraper.config.scrape.timeout_seconds
+        patience = max(3 * interval, interval + deadline + HEALTH_TIMEOUT_SECONDS)
         return time.monotonic() - self._ticked_at <= patience + 1.0
 
     async def watch(self) -> None:
@@ -85,6 +86,10 @@ class Target:
             await self._scraper.close()
 
     async def _tick(self) -> None:
+        if self._scraper.config.scrape != self.config.scrape:
+            await self._scraper.close()
+            self._scraper = Scraper(self.config)
+            self.pipeline.interval_seconds = self.config.scrape.interval_seconds
         outcome = await self._scraper.scrape()
         failure = self.pipeline.observe(outcome, at=time.monotonic(), unix=time.time())
         if isinstance(outcome, Scraped) and failure is None:
@@ -157,4 +162,4 @@ class Targets:
 
 def _scraping(config: TargetConfig) -> object:
     """The settings whose change means another target."""
-    return config.url, config.engines, config.scrape
+    return config.url, config.engines, config.scrape.max_series

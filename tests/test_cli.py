@@ -1,0 +1,250 @@
+"""The command line: one line on standard error and exit code 2, or, where told to, a sidecar that stays alive."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from exporter import __version__, cli, recording
+from exporter.exposition import Failure, Reason, Scraped
+from exporter.recording import Entry
+from exporter.settings import ENV_PREFIX
+from tests.fake_engine import EXPOSITION
+from tests.sidecar import ENVIRONMENT, Sidecar, eventually, sidecar
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in os.environ:
+        if name.startswith(ENV_PREFIX):
+            monkeypatch.delenv(name)
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, handler)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """A recording of four scrapes, one of them failed."""
+    path = tmp_path / "engine.scrapes.gz"
+    entries = [Entry(1000.0 + at, Scraped(EXPOSITION, False, 0.0)) for at in (0, 1, 3)]
+    entries.insert(2, Entry(1002.0, Failure(Reason.CONNECT, "refused")))
+    with recording.open_log(path, "wb") as file:
+        for entry in entries:
+            recording.write_entry(file, entry)
+    return path
+
+
+@pytest.fixture
+def taken() -> Iterator[str]:
+    """An address that somebody else listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What is said on standard error by a run that is refused."""
+    assert cli.main(arguments) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith("vllm-sidecar: ")
+    assert output.err.count("\n") == 1
+    return output.err.removeprefix("vllm-sidecar: ").rstrip("\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--bogus"], "unrecognized arguments: --bogus"),
+        (["--log.lev=info"], "unrecognized arguments: --log.lev=info"),
+        (["--config.file"], "argument --config.file: expected one argument"),
+        (["start"], "argument COMMAND: invalid choice: 'start' (choose from 'record', 'replay', 'demo')"),
+        (["--log.level=loud"], "log_level: Input should be 'debug', 'info', 'warning' or 'error'"),
+        (["--log.format=xml"], "log_format: Input should be 'logfmt' or 'json'"),
+        (["--web.listen-address=10077"], "listen_address: '10077' is not HOST:PORT, :PORT or [IPV6]:PORT"),
+        (["--web.listen-address=:65536"], "listen_address: ':65536' is not HOST:PORT, :PORT or [IPV6]:PORT"),
+        (["--web.listen-address=192.0.2.1:1"], "cannot listen on 192.0.2.1:1: Cannot assign requested address"),
+        (["--config.file=/nonexistent.yaml"], "cannot read /nonexistent.yaml: No such file or directory"),
+        (["--config.check", "--config.file=/dev"], "/dev is not a regular file"),
+        (["replay", "/nonexistent"], "cannot read /nonexistent: No such file or directory"),
+        (["replay", __file__], f"{__file__}: line 1 is not '# scrape <unix seconds> 200'"),
+        (["replay", "--loop=0", "x"], "--loop must be 1 or more"),
+        (["replay"], "the following arguments are required: file"),
+        (["record", "--url=nowhere", "x"], "url: not an http, https or http+unix URL, such as http://localhost:8000"),
+        (["record", "--interval=0", "x"], "--interval and --seconds must be above 0"),
+        (["record", "--seconds=-1", "x"], "--interval and --seconds must be above 0"),
+        (["record", "--seconds=1", "/nonexistent/x"], "cannot write /nonexistent/x: No such file or directory"),
+        (["demo", "--seconds=soon"], "argument --seconds: invalid float value: 'soon'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_refused_with_one_line_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    """Bad arguments, bad settings, files that are not there: before anything is served."""
+    assert refusal(capsys, *arguments) == message
+
+
+@pytest.mark.parametrize("command", ["serve", "demo", "replay"])
+def test_a_port_in_use(capsys: pytest.CaptureFixture[str], taken: str, log: Path, command: str) -> None:
+    """Whatever it was to be used for."""
+    arguments = {
+        "serve": [f"--web.listen-address={taken}"],
+        "demo": [f"--web.listen-address={taken}", "demo"],
+        "replay": ["replay", str(log), f"--serve={taken}"],
+    }[command]
+    assert refusal(capsys, *arguments) == f"cannot listen on {taken}: Address already in use"
+
+
+def test_refused_settings_of_every_source(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """From the file and from the environment, by the file's names."""
+    file = tmp_path / "sidecar.yaml"
+    file.write_text("slo: {ttft_seconds: 0}")
+    assert refusal(capsys, f"--config.file={file}") == "slo.ttft_seconds: Input should be greater than 0"
+    monkeypatch.setenv("VLLM_SIDECAR_PRIZE", "2")
+    assert refusal(capsys) == "VLLM_SIDECAR_PRIZE: unknown setting"
+
+
+def test_config_check_checks_and_does_nothing_else(
+    capsys: pytest.CaptureFixture[str], taken: str, tmp_path: Path
+) -> None:
+    """It listens nowhere: the running sidecar's own port may be in the settings that are checked."""
+    file = tmp_path / "sidecar.yaml"
+    file.write_text(f"listen_address: {taken}\ngpu_hour_dollars: 2\n")
+    assert cli.main(["--config.check", f"--config.file={file}"]) == 0
+    assert capsys.readouterr().out == "settings are valid\n"
+
+
+@pytest.mark.parametrize("arguments", [["--config.file=/nonexistent"], ["--bogus"]], ids=" ".join)
+def test_config_check_ends_though_never_to_exit(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    """A check that stayed would hang whoever checks."""
+    refusal(capsys, "--never-exit", "--config.check", *arguments)
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    """The package's version, and the Python it runs on."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"])
+    assert ended.value.code == 0
+    assert re.fullmatch(rf"vllm-sidecar {re.escape(__version__)} \(Python 3\.\d+\.\d+\S*\)\n", capsys.readouterr().out)
+
+
+def test_help_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    """In the Prometheus manner."""
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    text = capsys.readouterr().out
+    for flag in (
+        "config.file",
+        "config.check",
+        "never-exit",
+        "web.listen-address",
+        "log.level",
+        "log.format",
+        "version",
+    ):
+        assert f"--{flag}" in text
+
+
+def test_replay_prints_what_was_exported_at_each_scrape(capsys: pytest.CaptureFixture[str], log: Path) -> None:
+    """target_up after a good, a good, a failed and a good scrape; CSV with the recorded times."""
+    assert cli.main(["replay", str(log)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "unix_seconds,metric,labels,value"
+    ups = [line.split(",") for line in lines if ",vllm_sidecar_target_up," in line]
+    assert [(up[0], up[3]) for up in ups] == [
+        ("1000.000", "1.0"),
+        ("1001.000", "1.0"),
+        ("1002.000", "0.0"),
+        ("1003.000", "1.0"),
+    ]
+
+
+def test_replay_to_a_reader_that_leaves(log: Path) -> None:
+    """`replay … | head -1` ends quietly."""
+    pipe = f"set -o pipefail; {sys.executable} -m exporter replay --loop 500 {log} | head -n 1"
+    done = subprocess.run(
+        ["bash", "-c", pipe], capture_output=True, text=True, check=False, timeout=60, env=ENVIRONMENT
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "unix_seconds,metric,labels,value\n", "")
+
+
+def exported(served: Sidecar, name: str) -> float | None:
+    return served.values().get(f"vllm_sidecar_{name}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "text"),
+    [
+        pytest.param(["--bogus"], {}, None, id="unknown flag"),
+        pytest.param([], {"VLLM_SIDECAR_PRIZE": "2"}, None, id="unknown variable"),
+        pytest.param([], {}, "gpu_hour_dollars: -1", id="bad value"),
+        pytest.param([], {}, "a: b: c", id="no YAML"),
+    ],
+)
+def test_never_exit_serves_that_the_settings_are_bad(
+    tmp_path: Path, arguments: list[str], environment: dict[str, str], text: str | None
+) -> None:
+    """A crashed native sidecar counts against the engine's pod: alive, not ready, config_valid 0, one log line."""
+    if text is not None:
+        file = tmp_path / "sidecar.yaml"
+        file.write_text(text)
+        arguments = [f"--config.file={file}"]
+    with sidecar("--never-exit", *arguments, **environment) as served:
+        assert exported(served, "config_valid") == 0.0
+        assert httpx.get(f"{served.url}/-/healthy").status_code == 200
+        assert httpx.get(f"{served.url}/-/ready").status_code == 503
+        assert served.log().count("settings refused") == 1
+        if text is None:
+            return
+        file.write_text("url: http://127.0.0.1:9\n")
+        eventually(lambda: exported(served, "config_valid") == 1.0)
+        assert httpx.get(f"{served.url}/-/ready").status_code == 200
+
+
+def test_never_exit_waits_for_its_port(unused_tcp_port: int) -> None:
+    """While somebody else has it: one line, no crash, and it ends when told to."""
+    with (
+        socket.create_server(("127.0.0.1", unused_tcp_port)),
+        sidecar("--never-exit", port=unused_tcp_port, wait=False) as waiting,
+    ):
+        eventually(lambda: "cannot listen" in waiting.log())
+        assert waiting.process.poll() is None
+        waiting.process.terminate()
+        assert waiting.process.wait(timeout=10) == 0
+        assert waiting.log().count("cannot listen") == 1
+
+
+def test_log_lines_are_json_where_asked_for() -> None:
+    """Each line an object with time, level and message."""
+    with sidecar("--log.format=json", VLLM_SIDECAR_URL="http://127.0.0.1:9") as served:
+        eventually(lambda: "scrape failed" in served.log())
+        lines = [json.loads(line) for line in served.log().splitlines()]
+    assert all({"ts", "level", "msg"} <= line.keys() for line in lines)
+    [failed] = [line for line in lines if line["msg"] == "scrape failed"]
+    assert (failed["level"], failed["state"], failed["reason"]) == ("info", "loading", "connect")
+
+
+def test_demo_shows_signals_of_a_real_engine() -> None:
+    """For two seconds: the state and the main signals, in lines where there is no terminal."""
+    done = subprocess.run(
+        [sys.executable, "-m", "exporter", "--web.listen-address=127.0.0.1:0", "demo", "--seconds=3"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env=ENVIRONMENT,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "/metrics" in done.stdout
+    assert re.search(r"state up  arrivals", done.stdout)
