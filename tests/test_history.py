@@ -354,7 +354,7 @@ def rendered(numbers):
 
 
 @given(SCRAPES)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_no_exported_counter_ever_goes_down(scrapes):
     """Whatever an engine exposes: falls, restarts, gaps, NaN, infinities, negatives. All start at 0, none is NaN."""
     fed = Fed()
