@@ -30,12 +30,12 @@ def healthy(view: TargetView) -> Value:
 
 
 def scrape_seconds(view: TargetView) -> Value:
-    """Duration of the last scrape."""
+    """Duration of the last scrape; absent where it failed."""
     return view.scrape_seconds
 
 
 def body_bytes(view: TargetView) -> Value:
-    """Size of the last good scrape's body, decompressed."""
+    """Size of the last scrape's body, decompressed; absent where it failed."""
     return view.body_bytes
 
 

@@ -1,0 +1,34 @@
+"""Pages that are made from the code are as the code makes them."""
+
+import runpy
+
+import pytest
+
+from exporter.catalogue import TABLE
+from exporter.schema import Config, Scrape, Slo
+from tests.programs import ROOT
+
+PAGES = runpy.run_path(str(ROOT / "docs" / "generate.py"))["PAGES"]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_made_page_is_current(name):
+    """If not: make docs."""
+    assert (ROOT / "docs" / name).read_text(encoding="utf-8") == PAGES[name]()
+
+
+def test_every_metric_is_documented():
+    page = PAGES["metrics.md"]()
+
+    assert [row.name for row in TABLE if f"| `{row.full_name}` |" not in page] == []
+
+
+def test_every_setting_is_documented_with_its_meaning():
+    """Nested ones by their path, with the variable that sets them."""
+    page = PAGES["settings.md"]()
+    nested = [f"slo.{name}" for name in Slo.model_fields] + [f"scrape.{name}" for name in Scrape.model_fields]
+    plain = [name for name in Config.model_fields if name not in ("slo", "scrape")]
+
+    assert [name for name in plain + nested if f"| `{name}` | `VLLM_SIDECAR_" not in page] == []
+    assert "| `slo.ttft_seconds` | `VLLM_SIDECAR_SLO__TTFT_SECONDS` | `2.5` |" in page
+    assert not any(row.endswith("|  |") for row in page.splitlines())
