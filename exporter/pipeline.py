@@ -68,6 +68,7 @@ class Pipeline:
         result = self._parse(outcome) if isinstance(outcome, Scraped) else outcome
         if isinstance(result, Failure):
             self._failures[result.reason.value] += 1
+            self._scraped = None
             answered = result.reason in (Reason.EMPTY, Reason.NO_SERIES)
             self.state = State.LOADING if answered or self._last_good is None else State.LOST
             self.up = self._healthy = False

@@ -179,14 +179,15 @@ def test_last_success_is_absent_before_there_was_one_and_stays_after():
 
 
 def test_size_and_duration_of_a_scrape():
-    """Of the last good one, with the interval in force."""
+    """With the interval in force. Before the first scrape and after a failed one there is neither."""
     pipeline, body = Fed(), Body()
-    before = pipeline.get("scrape_body_bytes")
+    found = [(pipeline.get("scrape_body_bytes"), pipeline.get("scrape_duration_seconds"))]
     pipeline.scrape(0, body)
+    found.append((pipeline.get("scrape_body_bytes"), pipeline.get("scrape_duration_seconds")))
+    pipeline.fail(2)
+    found.append((pipeline.get("scrape_body_bytes"), pipeline.get("scrape_duration_seconds")))
 
-    assert before is None
-    assert pipeline.get("scrape_body_bytes") == len(body.text())
-    assert pipeline.get("scrape_duration_seconds") == 0.01
+    assert found == [(None, None), (len(body.text()), 0.01), (None, None)]
     assert pipeline.get("scrape_interval_seconds") == 2
 
 
