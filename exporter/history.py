@@ -115,7 +115,7 @@ class History:
     def _take_gauges(self, values: list[float | None]) -> None:
         for position in self._slots.gauges:
             value = values[position]
-            if value is not None and math.isfinite(value):
+            if value is not None and 0 <= value < math.inf:
                 self._now[position] = self._raw[position] = value
 
     def _count(self, values: list[float | None], reset: frozenset[Engine | None]) -> None:

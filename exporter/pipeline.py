@@ -166,8 +166,11 @@ class Pipeline:
             self._dollars[kind] += dollars
 
     def _missing(self) -> tuple[str, ...]:
-        """Required series that an engine which has served does not expose."""
+        """Required series that an engine which has served does not expose, and engines asked for that are not there."""
         found = set()
+        if self.up:
+            there = {engine.engine for engine in self._present}
+            found |= {f'{{engine="{engine}"}}' for engine in self.config.engines if engine not in there}
         for engine in self._present if self.up else ():
             window = self._history.last_two(engine)
             if not self._accruals[engine].served:

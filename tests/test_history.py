@@ -142,6 +142,16 @@ def test_a_counter_that_is_no_count_is_left_out_and_resets_nothing(broken):
     assert (fill.total(TOKENS), fill.total(PROMPT)) == (2, 30)
 
 
+@pytest.mark.parametrize("broken", [-5.0, math.nan, math.inf])
+def test_a_gauge_that_is_no_level_is_absent(broken):
+    """-5 requests do not wait."""
+    fill = Fill()
+    fill.scrape({TOKENS: 1, Column("waiting"): 5})
+    fill.scrape({TOKENS: 1, Column("waiting"): broken})
+
+    assert fill.total(Column("waiting")) is None
+
+
 def test_a_series_that_comes_late_on_a_known_engine_began_at_zero():
     """A labelled counter appears with its first event: that event counts."""
     fill = Fill()

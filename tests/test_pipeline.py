@@ -300,6 +300,16 @@ def test_an_engine_filter_that_matches_nothing_is_a_failure_that_says_so():
     assert pipeline.get("running_requests") is None
 
 
+def test_engines_asked_for_that_are_not_there_are_named():
+    """Only the last of four shows: the other three are said to be missing, and no zero is invented for them."""
+    pipeline = Fed(TargetConfig(engines=("0", "1", "2", "3")))
+    pipeline.scrape(0, Body(engine="3").running(2))
+    missing = {dict(labels)["series"] for name, labels in pipeline.shown() if name == "source_series_missing"}
+
+    assert missing == {'{engine="0"}', '{engine="1"}', '{engine="2"}'}
+    assert pipeline.get("running_requests") == 2
+
+
 def test_triton_labels_the_model_differently():
     pipeline = Fed()
     pipeline.scrape(0, b'vllm:num_requests_running{model="m",version="1"} 3\n')

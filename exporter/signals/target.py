@@ -60,5 +60,7 @@ def parse_errors(view: TargetView) -> Value:
 
 
 def missing(view: TargetView) -> Labelled:
-    """1 for a series of vLLM's that signals need and that the engine, serving, does not expose."""
+    """1 for a series of vLLM's that signals need and that the engine, serving, does not expose; also for an engine
+    that was asked for by name and is not there, as {engine="0"}.
+    """
     return {(name,): 1.0 for name in view.missing}
