@@ -64,12 +64,12 @@ class History:
 
     Args:
         layout: shared with the parser that fills the snapshots.
-        keep_seconds: the longest window that will be asked for.
+        keep_seconds: the longest window that will be asked for; may be changed.
     """
 
     def __init__(self, layout: Layout, keep_seconds: float) -> None:
         self._layout = layout
-        self._keep_seconds = keep_seconds
+        self.keep_seconds = keep_seconds
         self._slots = _Slots()
         self._raw: list[float] = []
         self._totals = array("d")
@@ -101,7 +101,7 @@ class History:
         self._sum_up(values, reset)
         self._known = {TARGET, *self._layout.engines}
         self._rows.append(Row(at, self._now))
-        while len(self._rows) > 2 and self._rows[1].at <= at - self._keep_seconds:
+        while len(self._rows) > 2 and self._rows[1].at <= at - self.keep_seconds:
             del self._rows[0]
         return Restarts(reset, process)
 

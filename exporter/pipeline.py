@@ -52,12 +52,15 @@ class Pipeline:
 
     def _begin(self) -> None:
         self._layout = Layout()
-        keep = max(LONG_SECONDS, *self.options.windows.values()) + 2 * STALE_SECONDS
-        self._history = History(self._layout, keep)
+        self._history = History(self._layout, self._keep_seconds)
         self._parser = Parser(self._layout, frozenset(self.config.engines), self.config.scrape.max_series)
         self._accruals: dict[Engine, Accrual] = {}
         self._present: tuple[Engine, ...] = ()
         self._offered, self._abandoned = RunningMaximum(), RunningMaximum()
+
+    @property
+    def _keep_seconds(self) -> float:
+        return max(LONG_SECONDS, *self.options.windows.values()) + 2 * STALE_SECONDS
 
     def observe(self, outcome: Scraped | Failure, at: float, unix: float) -> Failure | None:
         """Take in what came of a scrape; returns the failure, if it was or turned out to be one."""
@@ -75,6 +78,7 @@ class Pipeline:
             self._bill(seconds, {})
             return result
         self._bad_lines += result.bad_lines
+        self._history.keep_seconds = self._keep_seconds
         restarts = self._history.observe(result, at)
         busy = dict(self._observe_engines(result, restarts, at, unix, continuous=continuous))
         asleep = bool(self._present) and all(is_asleep(self._history.last_two(engine)) for engine in self._present)

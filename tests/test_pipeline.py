@@ -3,7 +3,7 @@
 import pytest
 
 from exporter.exposition import Reason
-from exporter.schema import Role, Scrape, TargetConfig
+from exporter.schema import Options, Role, Scrape, TargetConfig
 from tests.bodies import UNIX, Body, Fed
 
 STATES = ("loading", "up", "asleep", "lost")
@@ -218,6 +218,18 @@ def test_no_spike_and_no_dip_over_an_outage():
     counted.append(pipeline.get("generation_tokens_total"))
 
     assert counted == [100, 100, 100, 100, 100, 110]
+
+
+def test_a_longer_window_that_is_set_while_running_becomes_as_long_as_it_says():
+    """From 1m to 15m: 15 minutes later it holds 900 s of tokens at 10 a second, at $1 a second."""
+    pipeline, body = Fed(TargetConfig(gpu_hour_dollars=3600.0)), Body().process()
+    for at in range(0, 2000, 10):
+        if at == 900:
+            pipeline.pipeline.options = Options({"15m": 900.0}, (0.5,))
+        pipeline.scrape(at, body.tokens(generated=100))
+
+    assert pipeline.view().engines[0].windows["15m"].seconds == 900
+    assert pipeline.get("cost_dollars_per_million_tokens", window="15m", basis="output") == pytest.approx(1e6 / 10)
 
 
 # What is missing

@@ -89,6 +89,14 @@ def test_quantiles_are_absent_without_observations():
     assert over(60, lambda b: b.tokens(generated=1)).get("latency_quantile_seconds") is None
 
 
+def test_the_gap_between_tokens_is_not_the_time_per_token():
+    """3 tokens a step of 60 ms, speculated: a gap of 60 ms and 20 ms a token. Each has its own name."""
+    pipeline = over(60, lambda b: b.observe(ITL, 0.06, times=100).observe(TPOT, 0.02, times=10))
+
+    assert 0.05 < pipeline.get("latency_quantile_seconds", latency="itl", q="0.5") <= 0.1
+    assert 0.01 < pipeline.get("latency_quantile_seconds", latency="tpot", q="0.5") <= 0.025
+
+
 # Where the time to first token goes
 
 
