@@ -204,6 +204,16 @@ def test_the_service_rate_counts_only_seconds_with_a_queue():
     assert pipeline.get("predicted_ttft_seconds") == pytest.approx(40 / 2)
 
 
+def test_the_service_rate_is_that_of_the_last_minute():
+    """A queue for 90 s: at first 9 a second, for 45 s 2 a second, for 15 s 8: (90 + 120) / 60 = 3.5 a second."""
+    pipeline, body = Fed(), Body().process()
+    queue(pipeline, body, [70, 70, 70], at=0, served=135, seconds=15)
+    queue(pipeline, body, [70, 70, 70], at=45, served=30, seconds=15)
+    queue(pipeline, body, [70], at=90, served=120)
+
+    assert pipeline.get("predicted_ttft_seconds") == pytest.approx(70 / 3.5)
+
+
 def test_predicted_ttft_without_a_queue_is_the_prefill_part():
     """Nothing waits and the mean TTFT is 2 s."""
     pipeline = Fed()
