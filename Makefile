@@ -1,8 +1,9 @@
 # Everything sets itself up: on a fresh Debian 12 with `make`, and root or sudo, `make demo` and `make test` need nothing more.
-# The Python that makes the environment, where the environment goes, and where unpacked programs go.
+# The Python that makes the environment, where the environment goes, and where unpacked programs and a real engine go.
 PYTHON ?= python3
 VENV ?= .venv
 TOOLS ?= .tools
+ENGINE ?= .engine
 
 python := $(VENV)/bin/python
 image ?= vllm-sidecar
@@ -14,10 +15,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench docs format lock sbom image tools clean
+.PHONY: help demo test test-engine check bench docs format lock sbom image tools clean
 
 help: ## list these targets
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 10
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 13
 
 demo: $(VENV)/.runtime ## start a played-back engine with the sidecar beside it, and show its signals until Ctrl-C
 	$(VENV)/bin/vllm-sidecar demo
@@ -25,13 +26,17 @@ demo: $(VENV)/.runtime ## start a played-back engine with the sidecar beside it,
 test: $(VENV)/.dev tools ## run every test; PYTEST_ADDOPTS chooses
 	$(python) -m pytest
 
+test-engine: $(VENV)/.dev ## run the tests beside a real vLLM, which is set up in .engine (3 GB, minutes)
+	tests/real_engine/setup $(ENGINE)
+	ENGINE=$(ENGINE) $(python) -m pytest tests/real_engine/shapes.py
+
 check: $(VENV)/.dev ## lint, formatting, types, spelling, of all that is code
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
 	$(VENV)/bin/codespell
 	$(VENV)/bin/yamllint --strict .
-	$(VENV)/bin/shellcheck --severity warning .ci/*
+	$(VENV)/bin/shellcheck --severity warning .ci/* tests/real_engine/setup
 	$(VENV)/bin/hadolint Dockerfile
 
 bench: $(VENV)/.dev ## measure against the budgets, beside real baselines

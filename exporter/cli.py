@@ -2,7 +2,9 @@
 
 import argparse
 import asyncio
+import contextlib
 import importlib
+import logging
 import os
 import platform
 import signal
@@ -139,8 +141,12 @@ def _serve(options: argparse.Namespace) -> int:
             raise
         listening = None
     reloader = serve.Reloader(lambda: _settings(options), BadSettingsError, options.config_file)
-    asyncio.run(serve.serve(config.listen_address, reloader, listening))
-    return OK
+    runner = asyncio.Runner()
+    with contextlib.suppress(KeyboardInterrupt):
+        runner.run(serve.serve(config.listen_address, reloader, listening))
+    # All is stopped but threads that wait for a name server, and those cannot be: Python would wait for them.
+    logging.shutdown()
+    os._exit(OK)
 
 
 def _listen(address: str) -> socket.socket:

@@ -46,6 +46,7 @@ class Target:
         self._durations: deque[float] = deque(maxlen=DURATIONS_KEPT)
         self._ticked_at = time.monotonic()
         self._shown: object = None
+        self._fault: str | None = None
 
     @property
     def config(self) -> TargetConfig:
@@ -77,13 +78,22 @@ class Target:
             while True:
                 await asyncio.sleep(max(0.0, due - time.monotonic()))
                 self._ticked_at = time.monotonic()
-                try:
-                    await self._tick()
-                except Exception:  # whatever it is, it must not end the watch of this target
-                    log.exception("a scrape failed inside the sidecar", extra={"fields": {"target": self.config.label}})
+                await self._tick_safely()
                 due = next_due(due, self.pipeline.interval_seconds, time.monotonic())
         finally:
             await self._scraper.close()
+
+    async def _tick_safely(self) -> None:
+        """A tick. A fault of ours must not end the watch, nor leave the target up as if it had been read."""
+        try:
+            await self._tick()
+            self._fault = None
+        except Exception as error:
+            if self._fault != repr(error):
+                self._fault = repr(error)
+                log.exception("a scrape failed inside the sidecar", extra={"fields": {"target": self.config.label}})
+            fault = Failure(Reason.PARSE, "the sidecar failed")
+            self.pipeline.observe(fault, at=time.monotonic(), unix=time.time())
 
     async def _tick(self) -> None:
         if self._scraper.config.scrape != self.config.scrape:

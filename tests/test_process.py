@@ -1,0 +1,217 @@
+"""The sidecar as a process beside an engine that comes, dies and comes back; and told to end."""
+
+import contextlib
+import itertools
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.counting_engine import TOKENS_PER_SECOND, engine
+from tests.programs import ROOT, system
+from tests.sidecar import ENVIRONMENT, Sidecar, eventually, free_port, sidecar
+
+QUICK = {"VLLM_SIDECAR_SCRAPE__INTERVAL_SECONDS": "0.2"}
+UP = 'vllm_sidecar_target_up{target="127.0.0.1:%d"}'
+TOKENS = 'vllm_sidecar_generation_tokens_total{engine="0",model_name="tiny"}'
+RESTARTS = 'vllm_sidecar_engine_restarts_total{engine="0",model_name="tiny"}'
+
+
+def state_and_up(running: Sidecar, port: int) -> tuple[str | None, float | None]:
+    """Both from one exposition: what a Prometheus would store."""
+    values = running.values()
+    states = [key for key, value in values.items() if key.startswith("vllm_sidecar_target_state") and value == 1.0]
+    [state] = states
+    return state.partition('state="')[2].partition('"')[0], values.get(UP % port)
+
+
+def test_an_engine_that_comes_dies_and_comes_back() -> None:
+    """At each scrape the state and target_up agree with what the engine is, and no counter of ours falls or jumps."""
+    port = free_port()
+    seen: list[tuple[float, float]] = []
+
+    def shows(running: Sidecar, state: str, up: float) -> Callable[[], bool]:
+        def check() -> bool:
+            values = running.values()
+            if TOKENS in values:
+                seen.append((time.monotonic(), values[TOKENS]))
+            return state_and_up(running, port) == (state, up)
+
+        return check
+
+    with sidecar(VLLM_SIDECAR_URL=f"http://127.0.0.1:{port}", **QUICK) as running:
+        eventually(shows(running, "loading", 0.0))
+        assert httpx.get(f"{running.url}/-/ready").status_code == 200
+        assert TOKENS not in running.values()
+        with engine(port, total=1e9) as first:
+            eventually(shows(running, "up", 1.0))
+            eventually(lambda: running.values()[TOKENS] > 20)
+            first.send_signal(signal.SIGKILL)
+            eventually(shows(running, "lost", 0.0))
+        with engine(port):
+            eventually(shows(running, "up", 1.0))
+            eventually(shows(running, "up", 1.0))
+            assert running.values()[RESTARTS] == 1.0
+            eventually(lambda: running.values()[TOKENS] > 50)
+            seen.append((time.monotonic(), running.values()[TOKENS]))
+        failures = running.log().count("scrape failed")
+    # Down before it came, down after it was killed: one line each, whatever the number of scrapes.
+    assert failures == 2
+    assert all(later >= earlier for (_, earlier), (_, later) in itertools.pairwise(seen))
+    # From 0 at the first scrape on; never more than the engines can have made since, a scrape's slack aside.
+    elapsed = seen[-1][0] - seen[0][0]
+    assert seen[-1][1] <= TOKENS_PER_SECOND * (elapsed + 2.0)
+
+
+@pytest.mark.parametrize("hanging", [False, True], ids=["idle", "mid-scrape"])
+def test_sigterm_ends_it_in_two_seconds_with_code_0(hanging: bool) -> None:
+    """With a reader's connection open; idle, and while an engine that accepts does not answer."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1] if hanging else free_port()}"
+        environment = {"VLLM_SIDECAR_URL": url, "VLLM_SIDECAR_SCRAPE__TIMEOUT_SECONDS": "30"}
+        with sidecar(**environment) as running, httpx.Client() as reader:
+            reader.get(f"{running.url}/metrics")
+            with contextlib.closing(silent.accept()[0]) if hanging else contextlib.nullcontext():
+                running.process.send_signal(signal.SIGTERM)
+                assert running.process.wait(timeout=2) == 0
+            assert "Traceback" not in running.log()
+
+
+def test_sigterm_ends_it_while_a_reader_is_slow() -> None:
+    """A reader that has sent half a request does not hold it up."""
+    port = free_port()
+    with (
+        sidecar(port=port, VLLM_SIDECAR_URL="http://127.0.0.1:9") as running,
+        socket.create_connection(("127.0.0.1", port)) as reader,
+    ):
+        reader.sendall(b"GET /metrics HTTP/1.1\r\nHost:")
+        running.process.send_signal(signal.SIGTERM)
+        assert running.process.wait(timeout=2) == 0
+
+
+def as_pid_1(*command: str, resolver: Path | None = None) -> subprocess.Popen[bytes]:
+    """Run a command as PID 1 of a new PID namespace, with a file in place of /etc/resolv.conf if given."""
+    rights = [] if os.geteuid() == 0 else ["--map-root-user"]
+    unshare = [system("unshare"), *rights, "--pid", "--fork", "--mount", "--mount-proc", "--kill-child"]
+    bind = f"mount --bind {resolver} /etc/resolv.conf && " if resolver else ""
+    return subprocess.Popen([*unshare, "sh", "-c", f'{bind}exec "$@"', "sh", *command], env=ENVIRONMENT)
+
+
+def child_of(process: subprocess.Popen[bytes]) -> int:
+    """The process that unshare forked: PID 1 inside."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    eventually(lambda: children.read_text().split())
+    return int(children.read_text().split()[0])
+
+
+def ends_as_pid_1(settings: Path, waits_for: Callable[[Sidecar], None], resolver: Path | None = None) -> None:
+    """Start it as PID 1, wait for something, and tell it to end: code 0 in two seconds."""
+    port = free_port()
+    arguments = [f"--web.listen-address=127.0.0.1:{port}", f"--config.file={settings}"]
+    process = as_pid_1(sys.executable, "-m", "exporter", *arguments, resolver=resolver)
+    running = Sidecar(f"http://127.0.0.1:{port}", process, settings)
+    try:
+        eventually(running.serves)
+        waits_for(running)
+        os.kill(child_of(process), signal.SIGTERM)
+        assert process.wait(timeout=2) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_sigterm_ends_it_as_pid_1(tmp_path: Path) -> None:
+    """As in a container: the kernel delivers PID 1 only signals that it handles."""
+    settings = tmp_path / "sidecar.yaml"
+    settings.write_text("url: http://127.0.0.1:9\n")
+    ends_as_pid_1(settings, lambda running: eventually(lambda: running.state() == "loading"))
+
+
+def test_sigterm_ends_it_while_a_name_server_does_not_answer(tmp_path: Path) -> None:
+    """The system's resolver waits for 20 s and cannot be cancelled; the pod is not made to."""
+    settings, resolver = tmp_path / "sidecar.yaml", tmp_path / "resolv.conf"
+    settings.write_text("url: http://engine.example:8000\n")
+    resolver.write_text("nameserver 127.0.0.99\noptions timeout:10 attempts:2\n")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
+        silent.bind(("127.0.0.99", 53))  # as root
+        silent.settimeout(20)
+        ends_as_pid_1(
+            settings, lambda _: None if b"engine" in silent.recv(512) else pytest.fail("asked else"), resolver
+        )
+
+
+PROMETHEUS = """
+global: {{scrape_interval: 1s, scrape_timeout: 1s}}
+scrape_configs:
+  - job_name: sidecar
+    static_configs: [{{targets: ['{target}']}}]
+"""
+
+
+def test_a_restarted_sidecar_makes_no_spike_in_a_real_prometheus(tmp_path: Path) -> None:
+    """The engine stands at 1e9 tokens and makes 100 a second; rate() over ours says so, through a restart of ours."""
+    engine_port, port, prometheus_port = free_port(), free_port(), free_port()
+    (tmp_path / "prometheus.yml").write_text(PROMETHEUS.format(target=f"127.0.0.1:{port}"))
+    command = [
+        system("prometheus"),
+        f"--config.file={tmp_path / 'prometheus.yml'}",
+        f"--storage.tsdb.path={tmp_path / 'data'}",
+        f"--web.listen-address=127.0.0.1:{prometheus_port}",
+        "--log.level=error",
+    ]
+
+    def asked(query: str) -> float | None:
+        try:
+            url = f"http://127.0.0.1:{prometheus_port}/api/v1/query"
+            result = httpx.get(url, params={"query": query}, timeout=5).json()["data"]["result"]
+        except httpx.TransportError:
+            return None
+        return float(result[0]["value"][1]) if result else None
+
+    def samples() -> float:
+        return asked("count_over_time(vllm_sidecar_generation_tokens_total[5m])") or 0.0
+
+    environment = {"VLLM_SIDECAR_URL": f"http://127.0.0.1:{engine_port}", **QUICK}
+    with engine(engine_port, total=1e9), subprocess.Popen(command) as prometheus:
+        try:
+            with sidecar(port=port, **environment) as first:
+                eventually(lambda: samples() >= 4)
+                first.process.send_signal(signal.SIGTERM)
+                first.process.wait(timeout=5)
+            before = samples()
+            with sidecar(port=port, **environment):
+                eventually(lambda: samples() >= before + 4)
+            rate = "rate(vllm_sidecar_generation_tokens_total[4s])[1m:500ms]"
+            highest, lowest = asked(f"max_over_time({rate})"), asked(f"min_over_time({rate})")
+            resets = asked("resets(vllm_sidecar_generation_tokens_total[5m])")
+        finally:
+            prometheus.terminate()
+    # rate() extrapolates to the edges of its window, by up to half a scrape's distance on each side of 4 s.
+    assert highest is not None
+    assert highest <= 2 * TOKENS_PER_SECOND
+    assert lowest is not None
+    assert lowest >= 0
+    assert resets == 1
+
+
+def test_the_engine_of_a_recording_is_read_as_an_engine() -> None:
+    """`replay --serve` beside the sidecar: what was recorded comes through, from a process to a process."""
+    port = free_port()
+    command = [sys.executable, "-m", "exporter", "replay", "--serve", f"127.0.0.1:{port}"]
+    recording = str(ROOT / "exporter" / "data" / "burst.scrapes.xz")
+    with subprocess.Popen([*command, recording], env=ENVIRONMENT, stderr=subprocess.DEVNULL) as played:
+        try:
+            with sidecar(VLLM_SIDECAR_URL=f"http://127.0.0.1:{port}", **QUICK) as running:
+                eventually(lambda: state_and_up(running, port) == ("up", 1.0))
+                names = {key.partition("{")[0] for key in running.values()}
+        finally:
+            played.terminate()
+        assert played.wait(timeout=5) == 0
+    assert {"vllm_sidecar_running_requests", "vllm_sidecar_arrivals_total", "vllm_sidecar_kv_usage_ratio"} <= names
