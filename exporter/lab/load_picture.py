@@ -31,12 +31,11 @@ def draw(run: Run, path: Path) -> None:
             if outcome.arrival.label == label and outcome.ttft is not None and outcome.error is None
         ]
         ttft.plot([at for at, _ in points], [value for _, value in points], ".", label=label)
+        gaps = gaps_by_second(run, label)
+        for q in (0.5, 0.99):
+            itl.plot(list(gaps), [quantile(values, q) for values in gaps.values()], label=f"{label} p{100 * q:g}")
     ttft.set_ylabel("TTFT (s)")
-    if run.outcomes:
-        ttft.legend()
-    gaps = {second: sorted(values) for second, values in sorted(gaps_by_second(run).items())}
-    for q in (0.5, 0.99):
-        itl.plot(list(gaps), [quantile(values, q) for values in gaps.values()], label=f"p{100 * q:g}")
+    ttft.legend()
     itl.set_ylabel("ITL (s)")
     itl.set_xlabel("seconds")
     itl.legend()

@@ -180,14 +180,14 @@ def timeline(run: Run) -> dict[str, list[float]]:
     return {"arrivals": [float(arrivals[second]) for second in range(length)], "in_flight": flight}
 
 
-def gaps_by_second(run: Run) -> dict[int, list[float]]:
-    """Inter-token gaps by the second of the run in which they ended."""
+def gaps_by_second(run: Run, label: str) -> dict[int, list[float]]:
+    """Inter-token gaps of one class, sorted, by the second of the run in which they ended."""
     found: dict[int, list[float]] = {}
     for outcome in run.outcomes:
-        if outcome.first_token is None:
+        if outcome.first_token is None or outcome.arrival.label != label:
             continue
         at = outcome.first_token - run.started
         for gap in outcome.gaps:
             at += gap
             found.setdefault(int(at), []).append(gap)
-    return found
+    return {second: sorted(gaps) for second, gaps in sorted(found.items())}
