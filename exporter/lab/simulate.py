@@ -88,14 +88,17 @@ class Simulator:
             OSError: a port is taken.
         """
         await self.control.open()
-        await self.listener.open()
+        try:
+            await self.listener.open()
+        except OSError:
+            await self.control.close()
+            raise
         self.serving.start()
 
     async def stop(self) -> None:
         """Stop serving."""
         await self.serving.stop()
-        await self.listener.close()
-        await self.control.close()
+        await asyncio.gather(self.listener.close(), self.control.close())
 
     async def restart(self, down_seconds: float) -> None:
         """Die, refuse connections for a while, and start from nothing."""

@@ -42,7 +42,7 @@ class Client:
 
     async def until(self, series: str, value: float) -> None:
         async with asyncio.timeout(10):
-            while await self.value(series) != value:
+            while await self.value(series) != value:  # noqa: ASYNC110 - seen from outside only
                 await asyncio.sleep(0.005)
 
 
