@@ -8,12 +8,14 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from exporter.lab.arrivals import Pattern, arrivals
 from exporter.lab.engine import Engine
 from exporter.lab.engine_metrics import EngineCollector, registry
 from exporter.lab.http_metrics import HttpMetrics
 from exporter.lab.observations import token_buckets
 from exporter.lab.profiles import PROFILES, Speculation
 from exporter.lab.scheduler import Parent, Request
+from exporter.lab.virtual import run
 
 DATA = Path(__file__).parent / "data"
 TINY = replace(PROFILES["demo"], max_model_len=4096)
@@ -151,6 +153,46 @@ def test_finish_histograms_move_together_and_only_at_the_end() -> None:
     serve(engine, [], ONE_STEP)
     assert {read(engine, f"vllm:{name}_count") for name in names} == {1}
     assert read(engine, "vllm:request_success_total", finished_reason="length") == 1
+
+
+def totals(body: str) -> dict[str, float]:
+    """Sums over labels but `le`, by sample name."""
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(body):
+        for sample in family.samples:
+            found[sample.name] = found.get(sample.name, 0.0) + sample.value
+    return found
+
+
+@pytest.mark.parametrize("source", ["burst", "dp", "simulated"])
+def test_counts_and_sums_are_related_as_on_a_real_engine(source: str) -> None:
+    """After every request has finished, through preemptions, without speculation."""
+    if source == "simulated":
+        engine = Engine(replace(TINY, kv_tokens=6000))
+        plan = arrivals(Pattern(3.0), 60, seed=2, longest=2000)
+        run([engine], [Request(i, each.at, each.prompt_tokens, each.output_tokens) for i, each in enumerate(plan)])
+        assert engine.truth.preemptions
+        body = generate_latest(server([engine])[0]).decode()
+    else:
+        body = scrape(source, "last")
+    found = totals(body)
+    first, generated = found["vllm:time_to_first_token_seconds_count"], found["vllm:generation_tokens_total"]
+    finishes = (
+        "e2e_request_latency_seconds",
+        "request_queue_time_seconds",
+        "request_prompt_tokens",
+        "request_params_n",
+    )
+    assert {found[f"vllm:{name}_count"] for name in finishes} == {found["vllm:request_success_total"]} == {first}
+    assert found["vllm:inter_token_latency_seconds_count"] == generated - first
+    computed = found["vllm:prompt_tokens_total"] - found["vllm:prompt_tokens_cached_total"]
+    assert found["vllm:iteration_tokens_total_sum"] == computed + generated
+    assert found["vllm:prompt_tokens_by_source_total"] == found["vllm:prompt_tokens_total"]
+    assert found["vllm:prefix_cache_queries_total"] == found["vllm:prompt_tokens_total"]
+    assert found["vllm:request_num_preemptions_sum"] == found["vllm:num_preemptions_total"]
+    decode, prefill = found["vllm:request_decode_time_seconds_sum"], found["vllm:request_prefill_time_seconds_sum"]
+    assert found["vllm:request_inference_time_seconds_sum"] == pytest.approx(prefill + decode)
+    assert found["vllm:inter_token_latency_seconds_sum"] == pytest.approx(decode)
 
 
 def test_a_client_that_leaves_is_invisible() -> None:
