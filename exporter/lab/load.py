@@ -204,7 +204,7 @@ async def sweep(arguments: argparse.Namespace, pattern: Pattern, console: Consol
     """Raise the rate until the SLO is missed; print each step and the last rate that met it."""
     low, high, step = arguments.sweep
     found: list[dict[str, Any]] = []
-    best = None
+    best: str | None = None
     rate = low
     while rate <= high + step / 1e6:
         scale = rate / pattern.base_rate
@@ -223,9 +223,9 @@ async def sweep(arguments: argparse.Namespace, pattern: Pattern, console: Consol
             return found, 1
         if not met:
             break
-        best = rate
+        best = f"{rate:g}/s, {tokens:.0f} output tokens/s: the sustained throughput to price with"
         rate += step
-    console.print("SLO frontier: " + (f"{best:g}/s" if best is not None else f"below {low:g}/s"))
+    console.print("SLO frontier: " + (best or f"below {low:g}/s"))
     return found, 0
 
 

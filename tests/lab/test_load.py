@@ -301,7 +301,7 @@ async def test_a_sweep_stops_at_the_frontier(tmp_path: Path, capsys: pytest.Capt
         assert await asyncio.to_thread(main, [*load, *slo, "--sweep", "2", "82", "40"]) == 0
     steps = json.loads((tmp_path / "sweep.json").read_text())["sweep"]
     assert [(step["rate"], step["met"]) for step in steps] == [(2, True), (42, False)]
-    assert "SLO frontier: 2/s" in capsys.readouterr().out
+    assert "SLO frontier: 2/s, " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -338,6 +338,19 @@ def test_a_dead_server_is_reported_as_such(capsys: pytest.CaptureFixture[str]) -
         port = reserved.getsockname()[1]
     assert main(["--url", f"http://127.0.0.1:{port}", "--seconds", "1"]) == 2
     assert capsys.readouterr().err.startswith(f"vllm-sidecar load: no server at http://127.0.0.1:{port}: ")
+
+
+def test_a_server_that_went_away_before_the_first_request_is_reported_as_such(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def find_model(_url: str) -> str:
+        return "m"
+
+    monkeypatch.setattr("exporter.lab.load.find_model", find_model)
+    with socket.create_server(("127.0.0.1", 0)) as reserved:
+        port = reserved.getsockname()[1]
+    assert main(["--url", f"http://127.0.0.1:{port}", "--rate", "20", "--seconds", "1"]) == 2
+    assert "went away: no request could connect" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}", b"HTTP/1.1 404 No\r\n\r\n"])
