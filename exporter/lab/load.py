@@ -179,7 +179,7 @@ async def run_once(arguments: argparse.Namespace, pattern: Pattern, console: Con
     model = await find_model(url)
     target = Target(url, arguments.model or model, arguments.chat, arguments.text)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
+    with Progress(*columns, console=console, transient=True, refresh_per_second=2) as bar:
         sending, finishing = bar.add_task("sent", total=len(plan)), bar.add_task("done", total=len(plan))
 
         def progress(sent: int, done: int) -> None:
@@ -217,9 +217,9 @@ async def sweep(arguments: argparse.Namespace, pattern: Pattern, console: Consol
         found.append({"rate": rate, "worst_class_goodput_ratio": share, "met": met, "report": result})
         tokens = sum(part["output_tokens"] for part in result["classes"].values()) / result["duration_seconds"]
         shown = f"{rate:8.2f}/s  worst class {share:6.1%} in SLO  {tokens:8.0f} output tokens/s"
-        console.print(f"{shown}  {'met' if met else 'missed'}")
+        console.print(f"{shown}  {'met' if met else 'missed'}", soft_wrap=True)
         if not valid:
-            console.print("INVALID: " + "; ".join(result["verdict"]["reasons"]))
+            console.print("INVALID: " + "; ".join(result["verdict"]["reasons"]), soft_wrap=True)
             return found, 1
         if not met:
             break

