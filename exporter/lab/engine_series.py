@@ -35,10 +35,6 @@ def _by(label: str, values: Mapping[str, float]) -> Values:
     return [({label: name}, value) for name, value in values.items()]
 
 
-def _zero(_engine: Engine) -> Values:
-    return (({}, 0),)
-
-
 def _sleep_state(engine: Engine) -> Values:
     states = ("awake", "weights_offloaded", "discard_all")
     return _by("sleep_state", {state: level == engine.sleep_level for level, state in enumerate(states)})
@@ -97,19 +93,19 @@ ENGINE_SERIES: tuple[Series, ...] = (
         "vllm:estimated_flops_per_gpu",
         "counter",
         "Estimated number of floating point operations per GPU (for Model Flops Utilization calculations).",
-        _zero,
+        lambda _engine: _one(0),
     ),
     Series(
         "vllm:estimated_read_bytes_per_gpu",
         "counter",
         "Estimated number of bytes read from memory per GPU (for Model Flops Utilization calculations).",
-        _zero,
+        lambda _engine: _one(0),
     ),
     Series(
         "vllm:estimated_write_bytes_per_gpu",
         "counter",
         "Estimated number of bytes written to memory per GPU (for Model Flops Utilization calculations).",
-        _zero,
+        lambda _engine: _one(0),
     ),
     Series(
         "vllm:num_requests_running",
@@ -171,7 +167,7 @@ ENGINE_SERIES: tuple[Series, ...] = (
             "External prefix cache queries from KV connector cross-instance cache sharing, in terms of number of "
             "queried tokens."
         ),
-        _zero,
+        lambda _engine: _one(0),
     ),
     Series(
         "vllm:external_prefix_cache_hits",
@@ -180,19 +176,19 @@ ENGINE_SERIES: tuple[Series, ...] = (
             "External prefix cache hits from KV connector cross-instance cache sharing, in terms of number of "
             "cached tokens."
         ),
-        _zero,
+        lambda _engine: _one(0),
     ),
     Series(
         "vllm:mm_cache_queries",
         "counter",
         "Multi-modal cache queries, in terms of number of queried items.",
-        _zero,
+        lambda _engine: _one(0),
     ),
     Series(
         "vllm:mm_cache_hits",
         "counter",
         "Multi-modal cache hits, in terms of number of cached items.",
-        _zero,
+        lambda _engine: _one(0),
     ),
     Series(
         "vllm:num_preemptions",

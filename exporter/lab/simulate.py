@@ -136,6 +136,8 @@ def parser() -> argparse.ArgumentParser:
         found.add_argument(f"--{name}", type=int, help="as in vLLM; default from the profile")
     found.add_argument("--kv-tokens", type=int, help="KV-cache capacity; default from the profile")
     found.add_argument("--block-size", type=int, help="tokens a block")
+    found.add_argument("--weight-read-seconds", type=float, help="shortest step; default from the profile")
+    found.add_argument("--positions-per-second", type=float, help="compute; default from the profile")
     found.add_argument("--overhead-seconds", type=float, help="added to each step")
     found.add_argument("--no-prefix-caching", dest="prefix_caching", action="store_false", default=None)
     found.add_argument("--speculate", type=int, metavar="GAMMA", help="draft this many tokens a step")
@@ -151,7 +153,7 @@ def read_layout(arguments: argparse.Namespace) -> Layout:
     """
     fields = (
         *("max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold", "max_model_len", "kv_tokens"),
-        *("block_size", "overhead_seconds", "prefix_caching"),
+        *("block_size", "weight_read_seconds", "positions_per_second", "overhead_seconds", "prefix_caching"),
     )
     given = {field: value for field in fields if (value := getattr(arguments, field)) is not None}
     if arguments.speculate:

@@ -10,7 +10,7 @@ import pytest
 
 from exporter.lab.arrivals import Pattern, arrivals
 from exporter.lab.engine import Engine
-from exporter.lab.profiles import PROFILES, Profile
+from exporter.lab.profiles import PROFILES, Profile, Speculation
 from exporter.lab.scheduler import Request
 from exporter.lab.virtual import run
 
@@ -143,6 +143,48 @@ def test_caching_saves_recomputation_after_preemption() -> None:
         assert engine.truth.preemptions
         recomputed.append(sum(step.recomputed_tokens for step in engine.truth.steps))
     assert recomputed[0] < recomputed[1]
+
+
+def test_speculation_gives_the_tokens_a_step_that_its_acceptance_promises() -> None:
+    """(1 - 0.8^5) / (1 - 0.8) = 3.3616 tokens a draft of 4; the k-th position is accepted with 0.8^k."""
+    engine = Engine(small(speculation=Speculation(4, 0.8)), seed=1)
+    run([engine], mixed(11, rate=1.0))
+    drafts = engine.observations.drafts
+    assert drafts.drafts > 3000
+    assert 1 + drafts.accepted_tokens / drafts.drafts == pytest.approx(3.3616, rel=0.02)
+    per_position = [accepted / drafts.drafts for accepted in drafts.accepted_per_position]
+    assert per_position == pytest.approx([0.8, 0.64, 0.512, 0.4096], rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"speculation": Speculation(4, 0.8)}, {"kv_tokens": 12_000}],
+    ids=["plain", "speculating", "preempting"],
+)
+def test_gaps_over_iterations_are_the_true_decode_batch(changes: dict[str, object]) -> None:
+    """One API server: a gap for each decoding or resumed sequence, an iteration for each step with outputs."""
+    engine = Engine(small(**changes), seed=2)
+    run([engine], mixed(5, rate=3.0))
+    seen = engine.observations
+    truth = engine.truth.window(-1, inf).decode_sequences_per_output_step
+    assert truth is not None
+    assert truth > 2
+    assert seen.inter_token_latency.count / seen.iteration_tokens.count == pytest.approx(truth, rel=0.01)
+
+
+def test_with_two_api_servers_only_the_sum_of_gaps_gives_the_decode_batch() -> None:
+    """Both see nearly every step, so gaps over iterations reads about half; the sum over time does not mind."""
+    engine = Engine(small(max_num_batched_tokens=4096), seed=2)
+    requests = mixed(5, rate=2.0)
+    for number, request in enumerate(requests):
+        request.api_server = number % 2
+    run([engine], requests)
+    seen, length = engine.observations, engine.truth.steps[-1].end
+    truth = engine.truth.window(0, length)
+    assert truth.decode_sequences_per_output_step is not None
+    per_step = seen.inter_token_latency.count / seen.iteration_tokens.count
+    assert per_step < 0.7 * truth.decode_sequences_per_output_step
+    assert seen.inter_token_latency.sum / length == pytest.approx(truth.decode_sequences_mean, rel=0.05)
 
 
 def test_clients_that_lose_patience_leave() -> None:
