@@ -138,7 +138,9 @@ class TargetConfig(Strict):
     )
     max_num_seqs: Count | None = Field(None, description="As given to vLLM.")
     max_num_batched_tokens: Count | None = Field(None, description="As given to vLLM.")
-    max_cudagraph_capture_size: Count = Field(512, description="As given to vLLM. Read by check only.")
+    max_cudagraph_capture_size: Count | None = Field(
+        None, description="As given to vLLM; null: its own default. Read by check only."
+    )
     stall_after_seconds: Seconds = Field(60.0, description="Work without movement for this long is a stall.")
     slo: Slo = Field(default_factory=Slo)
     scrape: Scrape = Field(default_factory=Scrape)

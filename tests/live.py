@@ -97,3 +97,14 @@ def scheduler_log(name, kind):
     """Rows of what the engine's own scheduler logged in the same run."""
     with lzma.open(RECORDINGS / f"{name}.{kind}.csv.xz", "rt") as log:
         return list(csv.DictReader(log))
+
+
+def recorded_view(name, **settings):
+    """A recording's target as it stands at its last scrape that shows work."""
+    one, shown = fed(**settings), None
+    for at, outcome in read_log(RECORDINGS / f"{name}.scrapes.xz"):
+        one.pipeline.observe(outcome, at=at, unix=at)
+        view = one.pipeline.view(at)
+        if any(engine.now.last("running") for engine in view.engines):
+            shown = view
+    return shown

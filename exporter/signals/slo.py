@@ -32,7 +32,7 @@ def unfit(view: EngineView) -> list[str]:
     return [
         slo
         for slo in OBJECTIVES
-        if (threshold := _threshold(view, slo)) is not None
+        if (threshold := threshold_of(view, slo)) is not None
         and (observed := histogram.totals(view.now, slo)) is not None
         and observed.edge_at_or_below(threshold) is None
     ]
@@ -57,7 +57,7 @@ def goodput(view: EngineView) -> Labelled:
         shares = [
             _share_met(window, slo, threshold)
             for slo in ("ttft", "tpot")
-            if (threshold := _threshold(view, slo)) is not None
+            if (threshold := threshold_of(view, slo)) is not None
         ]
         known = [share for share in shares if share is not None]
         if known and len(known) == len(shares):
@@ -80,12 +80,13 @@ def _share_met(window: Window, series: str, threshold: float) -> tuple[float, fl
 
 def _judged(view: EngineView) -> Iterator[tuple[str, float, Histogram]]:
     for slo in OBJECTIVES:
-        threshold, observed = _threshold(view, slo), histogram.totals(view.now, slo)
+        threshold, observed = threshold_of(view, slo), histogram.totals(view.now, slo)
         edge = None if observed is None or threshold is None else observed.edge_at_or_below(threshold)
         if observed is not None and edge is not None:
             yield slo, edge, observed
 
 
-def _threshold(view: EngineView, slo: str) -> float | None:
+def threshold_of(view: EngineView, slo: str) -> float | None:
+    """The threshold set for an objective; None where it is switched off."""
     thresholds = view.config.slo
     return {"ttft": thresholds.ttft_seconds, "tpot": thresholds.tpot_seconds, "itl": thresholds.itl_seconds}[slo]
