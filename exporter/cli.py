@@ -106,6 +106,13 @@ def _parser() -> _Parser:
     replay.add_argument("--serve", metavar="[HOST]:PORT", help="play it back over HTTP as an engine instead")
     replay.set_defaults(run=_replay)
 
+    check = commands.add_parser("check", help="look an engine over and say what to change", allow_abbrev=False)
+    check.add_argument("url", nargs="?", metavar="URL", help="the engine; otherwise as set")
+    check.add_argument("--seconds", type=float, default=25.0, help="look for so long (default 25)")
+    check.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="between scrapes (default 1)")
+    check.add_argument("--json", action="store_true", help="for a program")
+    check.set_defaults(run=_check)
+
     demo = commands.add_parser("demo", help="watch a recording of a real engine", allow_abbrev=False)
     demo.add_argument("--seconds", type=float, help="stop after so long; otherwise on Ctrl-C")
     demo.set_defaults(run=_demo)
@@ -209,6 +216,16 @@ def _replay(options: argparse.Namespace) -> int:
     write = replay.write_csv if options.format == "csv" else replay.write_openmetrics
     write(replay.replay(entries, config.all_targets()[0], config.options()), sys.stdout)
     return OK
+
+
+def _check(options: argparse.Namespace) -> int:
+    from exporter import check
+
+    if not (options.interval > 0 and options.seconds > 0):
+        raise BadSettingsError("--interval and --seconds must be above 0")
+    this = {} if options.url is None else {"url": options.url, "targets": ()}
+    target = _settings(options, **this).all_targets()[0]
+    return check.run(target, options.seconds, options.interval, json_wanted=options.json)
 
 
 def _demo(options: argparse.Namespace) -> int:

@@ -7,10 +7,12 @@ from collections import Counter
 from collections.abc import Iterator
 
 from exporter.accrual import CORE, Accrual
+from exporter.billing import Bill, Stretch
 from exporter.exposition import Failure, Parser, Reason, Scraped
 from exporter.history import History, Restarts
+from exporter.judgement import Judgement
 from exporter.schema import Options, TargetConfig
-from exporter.signals import cost
+from exporter.signals import kv_cache, waste
 from exporter.signals.arrivals import Frontend, RunningMaximum, abandoned_level, answered, offered_level
 from exporter.signals.engine import has_work, is_asleep
 from exporter.signals.view import EngineView, State, TargetView
@@ -47,7 +49,7 @@ class Pipeline:
         self._scraped: Scraped | None = None
         self._observed_at = at
         self._last_good: tuple[float, float] | None = None
-        self._dollars = dict.fromkeys((cost.BUSY, cost.IDLE, cost.UNAVAILABLE), 0.0)
+        self._billed = Bill()
         self._begin()
 
     def _begin(self) -> None:
@@ -55,6 +57,7 @@ class Pipeline:
         self._history = History(self._layout, self._keep_seconds)
         self._parser = Parser(self._layout, frozenset(self.config.engines), self.config.scrape.max_series)
         self._accruals: dict[Engine, Accrual] = {}
+        self._judgements: dict[Engine, Judgement] = {}
         self._present: tuple[Engine, ...] = ()
         self._offered, self._abandoned = RunningMaximum(), RunningMaximum()
 
@@ -75,12 +78,12 @@ class Pipeline:
             answered = result.reason in (Reason.EMPTY, Reason.NO_SERIES)
             self.state = State.LOADING if answered or self._last_good is None else State.LOST
             self.up = self._healthy = False
-            self._bill(seconds, {})
+            self._bill(seconds, [Stretch()] * len(self._present))
             return result
         self._bad_lines += result.bad_lines
         self._history.keep_seconds = self._keep_seconds
         restarts = self._history.observe(result, at)
-        busy = dict(self._observe_engines(result, restarts, at, unix, continuous=continuous))
+        stretches = list(self._observe_engines(result, restarts, at, unix, continuous=continuous))
         asleep = bool(self._present) and all(is_asleep(self._history.last_two(engine)) for engine in self._present)
         self.state = State.ASLEEP if asleep else State.UP
         if not self.up or not self.suspicious:
@@ -88,7 +91,7 @@ class Pipeline:
         self.up = True
         self._scraped = outcome if isinstance(outcome, Scraped) else None
         self._last_good = (at, unix)
-        self._bill(seconds, busy)
+        self._bill(seconds, stretches)
         self._observe_target(restarts)
         return None
 
@@ -115,7 +118,7 @@ class Pipeline:
 
     def _observe_engines(
         self, snapshot: Snapshot, restarts: Restarts, at: float, unix: float, *, continuous: bool
-    ) -> Iterator[tuple[Engine, float]]:
+    ) -> Iterator[Stretch]:
         self._present = tuple(
             engine
             for engine, columns in self._layout.engines.items()
@@ -130,13 +133,35 @@ class Pipeline:
             if began_again:
                 accrual.begin_again(unix, step, answered(target, Window.first) if alone else None)
             accrual.served = accrual.served or self._served(engine, snapshot)
-            yield (
-                engine,
-                accrual.observe(
-                    step, answered(target, Window.last) if alone else None, continuous=continuous and not began_again
-                ),
-            )
+            unbroken = continuous and not began_again
+            busy = accrual.observe(step, answered(target, Window.last) if alone else None, continuous=unbroken)
             accrual.put(self._history, engine)
+            self._judge(engine, snapshot, at, began_again=began_again)
+            yield self._stretch(engine, busy, step) if unbroken else Stretch(busy)
+
+    def _judge(self, engine: Engine, snapshot: Snapshot, at: float, *, began_again: bool) -> None:
+        judgement = self._judgements.setdefault(engine, Judgement())
+        if began_again:
+            judgement.begin_again()
+        columns = self._layout.columns(engine)
+        written = kv_cache.written_tokens(lambda one: snapshot.value(columns[one]) if one in columns else None)
+        judgement.observe_cache(written, asleep=is_asleep(self._history.last_two(engine)))
+        judgement.observe_steps(
+            self._window(engine, self._now_seconds, at),
+            self._window(engine, MINUTE_SECONDS, at),
+            self.config,
+            several_api_servers=self._several_api_servers,
+        )
+
+    def _stretch(self, engine: Engine, busy_seconds: float, step: Window) -> Stretch:
+        """What an engine did since the scrape before, for the bill."""
+        limits = None if self._several_api_servers else self._judgements[engine].roofline(self.config)
+        capacity = self._kv_capacity_tokens(engine)
+        return Stretch(
+            busy_seconds,
+            None if limits is None else waste.rejected_share(step, limits.crossover_positions),
+            None if capacity is None else waste.recomputed_share(step, capacity),
+        )
 
     def _served(self, engine: Engine, snapshot: Snapshot) -> bool:
         columns = self._layout.columns(engine)
@@ -155,19 +180,29 @@ class Pipeline:
             if level is not None:
                 self._history.put(TARGET, Column(name), counter.observe(level=level))
         if self.config.gpu_hour_dollars is not None:
-            for state, dollars in self._dollars.items():
+            for state, dollars in self._billed.dollars.items():
                 self._history.put(TARGET, Column("dollars", Part.VALUE, (state,)), dollars)
 
-    def _bill(self, seconds: float, busy_seconds: dict[Engine, float]) -> None:
+    def _bill(self, seconds: float, engines: list[Stretch]) -> None:
         price = self.config.gpu_hour_dollars
-        if price is None:
-            return
-        # Before first contact only the settings can tell how many engines hold GPUs.
-        busy = [min(seconds, busy_seconds.get(engine, 0.0)) for engine in self._present]
-        engines = busy or [0.0] * max(1, len(self.config.engines))
-        state = State.LOST if self._healthy is False else self.state
-        for kind, dollars in cost.dollars(state, seconds, price, self.config.gpus_per_engine, engines).items():
-            self._dollars[kind] += dollars
+        if price is not None:
+            # Before first contact only the settings can tell how many engines hold GPUs.
+            engines = engines or [Stretch()] * max(1, len(self.config.engines))
+            state = State.LOST if self._healthy is False else self.state
+            self._billed.charge(state, seconds, price, self.config.gpus_per_engine, engines)
+
+    @property
+    def _now_seconds(self) -> float:
+        return max(NOW_SECONDS, 5 * self.interval_seconds)
+
+    @property
+    def _several_api_servers(self) -> bool:
+        if self.config.api_servers is None:
+            return self._history.last_two(TARGET).last("process_start") is None
+        return self.config.api_servers > 1
+
+    def _kv_capacity_tokens(self, engine: Engine) -> float | None:
+        return kv_cache.capacity_of(self._history.last_two(TARGET), engine.engine)
 
     def _missing(self) -> tuple[str, ...]:
         """Required series that an engine which has served does not expose, and engines asked for that are not there."""
@@ -201,7 +236,8 @@ class Pipeline:
             engines=tuple(self._engine_view(engine, at, fresh=fresh) for engine in self._present) if kept else (),
             last=self._history.last_two(TARGET) if kept else None,
             windows=self._windows(TARGET, at) if fresh else {},
-            dollars=None if self.config.gpu_hour_dollars is None else dict(self._dollars),
+            dollars=None if self.config.gpu_hour_dollars is None else dict(self._billed.dollars),
+            waste=None if self.config.gpu_hour_dollars is None else dict(self._billed.waste),
             failures=self._failures,
             bad_lines=self._bad_lines,
             missing=self._missing(),
@@ -216,22 +252,27 @@ class Pipeline:
         accrual = self._accruals[engine]
         last = self._history.last_two(engine)
         process_start = self._history.last_two(TARGET).last("process_start")
-        several = process_start is None if self.config.api_servers is None else self.config.api_servers > 1
+        judgement = self._judgements[engine]
         muted = self.state is not State.UP or not fresh
         return EngineView(
             engine=engine,
             config=self.config,
             options=self.options,
-            now=self._window(engine, max(NOW_SECONDS, 5 * self.interval_seconds), at),
+            now=self._window(engine, self._now_seconds, at),
             windows=self._windows(engine, at),
             minute=self._history.window(engine, MINUTE_SECONDS, at) or last,
             long=self._history.window(engine, LONG_SECONDS, at) or last,
             fresh=fresh,
-            several_api_servers=several,
+            several_api_servers=self._several_api_servers,
             started_unix_seconds=accrual.first_seen_unix_seconds if process_start is None else process_start,
             restarts=accrual.restarts,
             stalled=False if muted else accrual.stalled(last, self.config.stall_after_seconds),
             time_at_level=accrual.time_at_level,
+            roofline=judgement.roofline(self.config),
+            ceilings=judgement.ceilings(self.config),
+            kv_capacity_tokens=self._kv_capacity_tokens(engine),
+            written_tokens=judgement.written_tokens,
+            speculation_advised=judgement.advised,
         )
 
     def _window(self, engine: Engine | None, seconds: float, at: float) -> Window:

@@ -3,16 +3,15 @@
 import re
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from exporter import DEFAULT_PORT
-
-Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1, le=1_000_000)]
+from exporter.engine_schema import Baseline, Hardware, Model, Speculation, TokenWeights
+from exporter.hardware import DEFAULT_MBU, DEFAULT_MFU, Roofline
+from exporter.schema_types import Count, ReadableFile, Seconds, Strict
 
 
 def _engine_url(url: str) -> str:
@@ -35,14 +34,6 @@ def _engine_url(url: str) -> str:
     return url.rstrip("/")
 
 
-def _readable(path: Path) -> Path:
-    try:
-        with path.open("rb"):
-            return path
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}") from None
-
-
 _DURATION = re.compile(r"([1-9][0-9]*)(s|m)")
 
 
@@ -61,7 +52,6 @@ def _window(window: str) -> str:
 
 
 EngineUrl = Annotated[str, AfterValidator(_engine_url)]
-ReadableFile = Annotated[Path, AfterValidator(_readable)]
 WindowName = Annotated[str, AfterValidator(_window)]
 ListenAddress = Annotated[str, AfterValidator(lambda address: (split_address(address), address)[1])]
 
@@ -93,18 +83,13 @@ class Role(Enum):
     DECODE = "decode"
 
 
-class Strict(BaseModel):
-    """A frozen model that refuses keys it does not know."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
 class Slo(Strict):
     """Service level objectives. A threshold of null switches that objective off."""
 
     ttft_seconds: Seconds | None = Field(2.5, description="Time to first token, per request.")
     tpot_seconds: Seconds | None = Field(0.1, description="Time per output token, per finished request.")
     itl_seconds: Seconds | None = Field(0.2, description="Gap between two outputs of a request.")
+    e2e_seconds: Seconds | None = Field(None, description="Arrival to last token. Read by check only.")
     objective_ratio: float = Field(
         0.99, gt=0, lt=1, description="Share of requests, or of gaps, that must meet the threshold."
     )
@@ -153,9 +138,32 @@ class TargetConfig(Strict):
     )
     max_num_seqs: Count | None = Field(None, description="As given to vLLM.")
     max_num_batched_tokens: Count | None = Field(None, description="As given to vLLM.")
+    max_cudagraph_capture_size: Count | None = Field(
+        None, description="As given to vLLM; null: its own default. Read by check only."
+    )
     stall_after_seconds: Seconds = Field(60.0, description="Work without movement for this long is a stall.")
     slo: Slo = Field(default_factory=Slo)
     scrape: Scrape = Field(default_factory=Scrape)
+    hardware: Hardware = Field(default_factory=Hardware)
+    model: Model = Field(default_factory=Model)
+    speculation: Speculation = Field(default_factory=Speculation)
+    token_weights: TokenWeights = Field(default_factory=TokenWeights)
+    baseline: Baseline = Field(default_factory=Baseline)
+
+    @property
+    def roofline(self) -> Roofline | None:
+        """One engine on paper, at the ceilings configured or else the default ones; None without hardware or model."""
+        gpu, geometry = self.hardware.gpu, self.model.geometry
+        if gpu is None or geometry is None:
+            return None
+        return Roofline(
+            gpu,
+            geometry,
+            self.gpus_per_engine,
+            self.hardware.mbu or DEFAULT_MBU,
+            self.hardware.mfu or DEFAULT_MFU,
+            self.hardware.step_overhead_seconds,
+        )
 
     @property
     def label(self) -> str:

@@ -115,6 +115,10 @@ TABLE: tuple[Series, ...] = (
     Series("drafts", Kind.COUNTER, "spec_decode_num_drafts_total"),
     Series("draft_tokens", Kind.COUNTER, "spec_decode_num_draft_tokens_total"),
     Series("accepted_tokens", Kind.COUNTER, "spec_decode_num_accepted_tokens_total"),
+    # All three stand at 0 unless vLLM runs with --enable-mfu-metrics.
+    Series("flops_per_gpu", Kind.COUNTER, "estimated_flops_per_gpu_total", since="0.17"),
+    Series("read_bytes_per_gpu", Kind.COUNTER, "estimated_read_bytes_per_gpu_total", since="0.17"),
+    Series("write_bytes_per_gpu", Kind.COUNTER, "estimated_write_bytes_per_gpu_total", since="0.17"),
     Series("ttft", Kind.HISTOGRAM, "time_to_first_token_seconds", parts=WHOLE, core=True, required=True),
     # One observation a request a step that is not its first. V0's series of the old name means another thing.
     Series(
@@ -129,9 +133,18 @@ TABLE: tuple[Series, ...] = (
     ),
     Series("tpot", Kind.HISTOGRAM, "request_time_per_output_token_seconds", parts=WHOLE, since="0.11"),
     Series("e2e", Kind.HISTOGRAM, "e2e_request_latency_seconds", parts=WHOLE, required=True),
+    Series("output_tokens", Kind.HISTOGRAM, "request_generation_tokens", parts=WHOLE),
     Series("prefill_time", Kind.HISTOGRAM, "request_prefill_time_seconds", parts=WHOLE, required=True),
     # A histogram in spite of its name: one observation a step that produced output.
     Series("steps", Kind.HISTOGRAM, "iteration_tokens_total", parts=TOTALS, core=True, required=True),
+    # Has the engine's label but no model's, so it is kept with the target. num_gpu_blocks is the sum over all engines.
+    Series(
+        "cache_config",
+        Kind.GAUGE,
+        "cache_config_info",
+        labels=("engine", "kv_cache_size_tokens", "num_gpu_blocks", "block_size"),
+        scope_engine=False,
+    ),
     Series(
         "rejections",
         Kind.COUNTER,

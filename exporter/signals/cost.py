@@ -5,6 +5,7 @@ All of it is the target's: engines behind one port share the bill.
 
 from collections.abc import Iterable
 
+from exporter.signals.step import computed_prompt_tokens
 from exporter.signals.view import Labelled, State, TargetView, Value
 from exporter.signals.window import Window, divide, plus
 
@@ -51,8 +52,9 @@ def gpu_hour_dollars(view: TargetView) -> Value:
 
 
 def per_million_tokens(view: TargetView) -> Labelled:
-    """All dollars of the window over its tokens: basis output puts them on output tokens, basis all on input
-    and output. Absent without traffic.
+    """All dollars of the window over its tokens. Basis output puts them on output tokens, all on input and output
+    alike, weighted on computed input, cached input and output by the token_weights set. Prices x tokens of a basis add
+    up to the bill. Absent without a price, without output and on engines that only prefill.
     """
     return _per_million(view, (BUSY, IDLE, UNAVAILABLE))
 
@@ -60,6 +62,19 @@ def per_million_tokens(view: TargetView) -> Labelled:
 def busy_per_million_tokens(view: TargetView) -> Labelled:
     """The same from busy dollars only, which a lull does not move."""
     return _per_million(view, (BUSY,))
+
+
+def baseline(view: TargetView) -> Value:
+    """Configured normal busy cost per million output tokens."""
+    return view.config.baseline.busy_dollars_per_million_output_tokens
+
+
+def baseline_multiple(view: TargetView) -> Labelled:
+    """Busy cost per million output tokens over its baseline: 1 is normal, and a lull does not move it. Absent without
+    a baseline or a price, and without output.
+    """
+    busy = busy_per_million_tokens(view)
+    return {(name,): divide(busy.get(("output", "output", name)), baseline(view)) for name in view.windows}
 
 
 def requests_per_dollar(view: TargetView) -> Labelled:
@@ -79,7 +94,20 @@ def _per_million(view: TargetView, states: tuple[str, ...]) -> Labelled:
             continue  # no traffic, or an engine that only prefills: there is no price per token
         found["output", "output", name] = spent / output * MILLION
         found["all", "all", name] = None if prompt is None else spent / (output + prompt) * MILLION
+        for token_type, dollars in _weighted(view, name, spent, prompt, output).items():
+            found["weighted", token_type, name] = dollars * MILLION
     return found
+
+
+def _weighted(view: TargetView, window: str, spent: float, prompt: Value, output: float) -> dict[str, float]:
+    """Dollars per token of each type, in the proportion of the weights; empty where the types are not known."""
+    computed = plus(*(computed_prompt_tokens(each.windows[window]) for each in view.engines))
+    if prompt is None or computed is None:
+        return {}
+    weights, cached = view.config.token_weights, max(0.0, prompt - computed)
+    unit = divide(spent, weights.input * computed + weights.cached_input * cached + weights.output * output)
+    by_type = {"input": weights.input, "cached_input": weights.cached_input, "output": weights.output}
+    return {} if unit is None else {token_type: unit * weight for token_type, weight in by_type.items()}
 
 
 def _spent(window: Window, states: tuple[str, ...]) -> Value:

@@ -9,10 +9,11 @@ def hit_ratio(view: EngineView) -> Labelled:
     """Prompt tokens found in a cache over all prompt tokens; before vLLM 0.16 hits over queries, biased under
     queueing.
     """
-    return {(name,): _hit_ratio(window) for name, window in view.windows.items()}
+    return {(name,): hit_ratio_in(window) for name, window in view.windows.items()}
 
 
-def _hit_ratio(window: Window) -> Value:
+def hit_ratio_in(window: Window) -> Value:
+    """The same over one window."""
     # Before 0.16 hits over queries, which up to 0.26 counted every failed attempt to admit the head of the queue.
     cached = window.increase("prompt_tokens_cached")
     if cached is not None:

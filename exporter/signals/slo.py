@@ -32,7 +32,7 @@ def unfit(view: EngineView) -> list[str]:
     return [
         slo
         for slo in OBJECTIVES
-        if (threshold := _threshold(view, slo)) is not None
+        if (threshold := threshold_of(view, slo)) is not None
         and (observed := histogram.totals(view.now, slo)) is not None
         and observed.edge_at_or_below(threshold) is None
     ]
@@ -47,14 +47,46 @@ def share_missed(window: Window, series: str, threshold: float | None) -> Value:
     return 1.0 - observed.at_most(edge) / observed.count
 
 
+def goodput(view: EngineView) -> Labelled:
+    """Share of requests that meet the objectives for TTFT and for TPOT, as bounds: which request met which is not in
+    the metrics, and a threshold between two bucket edges counts by the lower one for the lower bound and by the upper
+    one for the upper. Absent without requests in the window or without either objective.
+    """
+    found: dict[tuple[str, ...], Value] = {}
+    for name, window in view.windows.items():
+        shares = [
+            _share_met(window, slo, threshold)
+            for slo in ("ttft", "tpot")
+            if (threshold := threshold_of(view, slo)) is not None
+        ]
+        known = [share for share in shares if share is not None]
+        if known and len(known) == len(shares):
+            misses_at_most = sum(1.0 - lower for lower, _ in known)
+            found["lower", name] = max(0.0, 1.0 - misses_at_most)
+            found["upper", name] = min(upper for _, upper in known)
+    return found
+
+
+def _share_met(window: Window, series: str, threshold: float) -> tuple[float, float] | None:
+    """Least and greatest share of a window's observations that can be at or below a threshold."""
+    observed = histogram.increases(window, series)
+    if observed is None or observed.count <= 0:
+        return None
+    below = observed.edge_at_or_below(threshold)
+    above = next(edge for edge in observed.edges if edge >= threshold * (1 - 1e-9))
+    least = 0.0 if below is None else observed.at_most(below)
+    return least / observed.count, observed.at_most(above) / observed.count
+
+
 def _judged(view: EngineView) -> Iterator[tuple[str, float, Histogram]]:
     for slo in OBJECTIVES:
-        threshold, observed = _threshold(view, slo), histogram.totals(view.now, slo)
+        threshold, observed = threshold_of(view, slo), histogram.totals(view.now, slo)
         edge = None if observed is None or threshold is None else observed.edge_at_or_below(threshold)
         if observed is not None and edge is not None:
             yield slo, edge, observed
 
 
-def _threshold(view: EngineView, slo: str) -> float | None:
+def threshold_of(view: EngineView, slo: str) -> float | None:
+    """The threshold set for an objective; None where it is switched off."""
     thresholds = view.config.slo
     return {"ttft": thresholds.ttft_seconds, "tpot": thresholds.tpot_seconds, "itl": thresholds.itl_seconds}[slo]

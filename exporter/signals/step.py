@@ -1,7 +1,7 @@
 """Engine steps: how long one takes, what positions it computes, how long the engine was busy at all."""
 
 from exporter.signals.view import EngineView, Labelled, Value
-from exporter.signals.window import Window, divide
+from exporter.signals.window import Window, divide, plus
 from exporter.upstream import Part
 
 
@@ -54,6 +54,11 @@ def positions(view: EngineView) -> Labelled:
         ("prefill",): divide(computed_prompt_tokens(view.now), steps),
         ("decode",): divide(decode_positions(view.now), steps),
     }
+
+
+def positions_in(window: Window) -> Value:
+    """All positions computed: of prompts and of decode."""
+    return plus(computed_prompt_tokens(window), decode_positions(window))
 
 
 def decode_positions(window: Window) -> Value:

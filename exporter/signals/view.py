@@ -1,9 +1,10 @@
 """What a signal is given: the windows of one engine, or of one target, and the settings that metrics cannot say."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
+from exporter.hardware import Roofline
 from exporter.schema import Options, TargetConfig
 from exporter.signals.levels import TimeAtLevel
 from exporter.signals.window import Window
@@ -51,6 +52,11 @@ class EngineView:
         restarts: times it began again since the first scrape.
         stalled: work but no movement; None while that cannot be judged.
         time_at_level: seconds spent at each level of a gauge, by signal.
+        roofline: the engine on paper at the ceilings in force; None without hardware or model in the settings.
+        ceilings: those ceilings and their sources, by resource.
+        kv_capacity_tokens: of the KV cache; None where the engine does not say.
+        written_tokens: put into the KV cache since the engine began or woke.
+        speculation_advised: whether speculation pays; None while that is not known.
     """
 
     engine: Engine
@@ -66,6 +72,11 @@ class EngineView:
     restarts: int
     stalled: bool | None
     time_at_level: Mapping[str, TimeAtLevel]
+    roofline: Roofline | None = None
+    ceilings: Mapping[str, tuple[float, str]] = field(default_factory=dict)
+    kv_capacity_tokens: float | None = None
+    written_tokens: float | None = None
+    speculation_advised: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +90,7 @@ class TargetView:
         last: columns of the target itself; None before the first good scrape.
         windows: as an engine's, over the target's own columns.
         dollars: cost by state since the sidecar's start; None without a price.
+        waste: dollars wasted by kind; None without a price.
         failures: failed scrapes by reason.
         missing: required series that cannot be found, while that can be judged.
     """
@@ -101,3 +113,4 @@ class TargetView:
     body_bytes: int | None
     last_success_unix_seconds: float | None
     age_seconds: float | None
+    waste: Mapping[str, float] | None = None
