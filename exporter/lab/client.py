@@ -163,7 +163,7 @@ async def send(session: aiohttp.ClientSession, target: Target, outcome: Outcome,
     headers = {"content-type": "application/json"}
     try:
         async with session.post(target.endpoint, data=body, headers=headers, trace_request_ctx=outcome) as response:
-            if response.status != 200:  # noqa: PLR2004
+            if response.status != 200:
                 outcome.error = f"http_{response.status}"
                 return
             await _read(response.content, outcome)
