@@ -66,17 +66,13 @@ def states(pattern: Pattern, rng: random.Random) -> Iterator[tuple[float, float]
         start, end = pattern.burst_window
         yield start, pattern.base_rate
         yield end, pattern.burst_rate
-        yield inf, pattern.base_rate
-        return
-    if not pattern.burst_rate:
-        yield inf, pattern.base_rate
-        return
     now = 0.0
-    while True:
+    while pattern.burst_rate and not pattern.burst_window:
         now += rng.expovariate(1 / pattern.base_dwell_seconds)
         yield now, pattern.base_rate
         now += rng.expovariate(1 / pattern.burst_dwell_seconds)
         yield now, pattern.burst_rate
+    yield inf, pattern.base_rate
 
 
 def times(pattern: Pattern, rng: random.Random) -> Iterator[float]:

@@ -10,16 +10,24 @@ class Engine:
     """An engine core with the frontend that watches it.
 
     `begin` starts a step and says when it ends; `finish` ends it. Requests that come in between wait in the inbox,
-    where no gauge sees them, as in vLLM.
+    where no gauge sees them, as in vLLM. `history` is how many steps the ground truth keeps.
     """
 
-    def __init__(self, profile: Profile, *, model_name: str = "simulated", index: int = 0, seed: int = 0) -> None:
+    def __init__(
+        self,
+        profile: Profile,
+        *,
+        model_name: str = "simulated",
+        index: int = 0,
+        seed: int = 0,
+        history: int = 1_000_000,
+    ) -> None:
         self.profile = profile
         self.model_name = model_name
         self.index = index
         self.scheduler = Scheduler(profile, seed=seed)
         self.observations = Observations(profile)
-        self.truth = GroundTruth()
+        self.truth = GroundTruth(history)
         self.siblings = 1
         """Engines of the same server, this one included."""
         self.sleep_level = 0

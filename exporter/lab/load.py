@@ -179,7 +179,9 @@ async def run_once(arguments: argparse.Namespace, pattern: Pattern, console: Con
     model = await find_model(url)
     target = Target(url, arguments.model or model, arguments.chat, arguments.text)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, refresh_per_second=2) as bar:
+    with Progress(
+        *columns, console=console, transient=True, refresh_per_second=2, disable=not console.is_terminal
+    ) as bar:
         sending, finishing = bar.add_task("sent", total=len(plan)), bar.add_task("done", total=len(plan))
 
         def progress(sent: int, done: int) -> None:

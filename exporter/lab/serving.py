@@ -15,6 +15,9 @@ from exporter.lab.realtime import LiveEngine, Stream
 from exporter.lab.scheduler import Parent, Request
 from exporter.lab.virtual import least_loaded
 
+STEP_HISTORY = 100_000
+"""Steps that the ground truth of a server keeps: at 50 a second more than half an hour."""
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -53,7 +56,8 @@ class Serving:
         self._tasks: list[asyncio.Task[None]] = []
 
     def _engine(self, model: str, index: int) -> Engine:
-        engine = Engine(self.layout.profile, model_name=model, index=index, seed=self.layout.seed + index)
+        seed = self.layout.seed + index
+        engine = Engine(self.layout.profile, model_name=model, index=index, seed=seed, history=STEP_HISTORY)
         engine.siblings = self.layout.engines
         return engine
 

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 
 import uvicorn
+import uvloop
 from starlette.types import ASGIApp
 
 from exporter.lab.faults import Faults, control_app
@@ -184,7 +185,7 @@ def main(argv: list[str]) -> int:
         print(f"vllm-sidecar simulate: {error}", file=sys.stderr)  # noqa: T201
         return 2
     try:
-        asyncio.run(
+        uvloop.run(
             _serve(Simulator(layout, host=arguments.host, port=arguments.port, control_port=arguments.control_port))
         )
     except OSError as error:

@@ -62,6 +62,7 @@ def burst(budget: int, seed: int, tail: float) -> Burst:
     )
 
 
+@pytest.mark.timeout(1200)
 def test_the_burst_at_budget_2048_is_as_an_independent_simulation_has_it() -> None:
     """Ten seeds, within 15 %: a full chunk every 172 ms wastes the weight reads of the small steps in between."""
     found = [burst(2048, seed, tail=480) for seed in SEEDS]
@@ -74,6 +75,7 @@ def test_the_burst_at_budget_2048_is_as_an_independent_simulation_has_it() -> No
     assert fmean(each.base_itl_median for each in found) == pytest.approx(0.0154, rel=0.01)
 
 
+@pytest.mark.timeout(1200)
 def test_the_burst_at_budget_256_is_as_an_independent_simulation_has_it() -> None:
     found = [burst(256, seed, tail=240) for seed in SEEDS]
     assert fmean(each.served for each in found) == pytest.approx(7.20, rel=0.15)
