@@ -172,7 +172,7 @@ class Pipeline:
         engines = [self._history.last_two(engine) for engine in self._present]
         now = Frontend.read(target, engines, Window.last)
         before = Frontend.read(target, engines, Window.first)
-        if restarts.process:
+        if restarts.process or (restarts.process is None and restarts.owners):
             self._offered.reset(level=offered_level(before.answered, 0.0, before.rejected, before.failed))
         offered = offered_level(now.answered, now.in_flight, now.rejected, now.failed)
         abandoned = abandoned_level(now.answered, now.finished, before.answered, before.finished)

@@ -133,6 +133,17 @@ def test_dollars_by_state_over_loading_busy_idle_asleep_lost_and_a_restart():
     assert dollars(pipeline) == pytest.approx({"busy": 11.5, "idle": 8.5, "unavailable": 16})
 
 
+def test_a_gap_in_the_scrapes_is_not_busy_because_both_its_ends_were():
+    """Requests run before and after a failed scrape. What is known of the 2 s since it: 25 steps of 20 ms."""
+    pipeline, body = Fed(DOLLAR_A_SECOND), Body().process().running(4)
+    pipeline.scrape(0, body)
+    pipeline.scrape(2, body.decode(4, steps=100))  # 2 busy, 20 ms a step
+    pipeline.fail(4)  # 2 unavailable
+    pipeline.scrape(6, body.decode(4, steps=25))  # 0.5 busy, 1.5 idle
+
+    assert dollars(pipeline) == pytest.approx({"busy": 2.5, "idle": 1.5, "unavailable": 2})
+
+
 def test_an_engine_that_fails_its_health_check_is_not_billed_as_busy():
     """A dead engine's metrics go on, frozen, with requests running: 503 from its health check makes it unavailable."""
     pipeline, body = Fed(DOLLAR_A_SECOND), Body().process().running(4)

@@ -290,6 +290,20 @@ def test_a_sleeping_engine_does_not_stall():
     assert set(stalled_at([60, 600], body=body).values()) == {0}
 
 
+def test_a_restarted_engine_warms_up_again():
+    """It had taken 1,000 steps; the new process compiles anew, and has 300 s again."""
+    pipeline = Fed()
+    pipeline.scrape(0, Body().process(1.0))
+    pipeline.scrape(2, Body().process(1.0).decode(4, steps=1000))
+    pipeline.scrape(4, Body().process(2.0).running(1))
+    found = []
+    for at in (64, 302, 304):
+        pipeline.scrape(at, Body().process(2.0).running(1))
+        found.append(pipeline.get("engine_stalled"))
+
+    assert found == [0, 0, 1]
+
+
 def test_an_engine_that_began_again_after_a_long_outage_is_given_its_time():
     """Lost for 10 minutes, then up with a first request in prefill: not stalled for want of movement before."""
     pipeline, body = Fed(), Body().process(1.0)

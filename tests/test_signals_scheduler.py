@@ -196,10 +196,10 @@ def test_predicted_ttft_is_the_queue_over_the_service_rate():
 
 
 def test_the_service_rate_counts_only_seconds_with_a_queue():
-    """20 s without a queue and 10 a second, then 30 s with one and 2 a second: the queue drains at 2 a second."""
+    """30 s without one at their beginning and 10 a second, then 30 s with one and 2 a second: it drains at 2."""
     pipeline, body = Fed(), Body().process()
-    queue(pipeline, body, [0, 0, 0], at=0, served=100)
-    queue(pipeline, body, [40, 40, 40, 40], at=30, served=20)
+    queue(pipeline, body, [0, 0, 0, 40], at=0, served=100)
+    queue(pipeline, body, [40, 40, 40], at=40, served=20)
 
     assert pipeline.get("predicted_ttft_seconds") == pytest.approx(40 / 2)
 

@@ -104,6 +104,23 @@ def test_arrivals_go_on_over_a_restart():
     assert pipeline.get("engine_restarts_total") == 1
 
 
+@pytest.mark.parametrize("starts", [(1.0, 2.0), None], ids=["one API server", "several"])
+def test_requests_in_flight_when_the_engine_died_stay_counted(starts):
+    """20 answered, then 5 running when it dies; the new one answers 2: 7 since the second scrape, not held at 5."""
+    before, after = Body().http(20), Body().http(2)
+    if starts:
+        before.process(starts[0])
+        after.process(starts[1])
+    pipeline = Fed()
+    pipeline.scrape(0, before.first_tokens(0.2, times=20).finish(times=20))
+    pipeline.scrape(2, before.running(5).first_tokens(0.2, times=5))
+    at_death = pipeline.get("offered_requests_total"), pipeline.get("arrivals_total")
+    pipeline.scrape(4, after.first_tokens(0.2, times=2).finish(times=2))
+
+    assert at_death == (5, 5)
+    assert (pipeline.get("offered_requests_total"), pipeline.get("arrivals_total")) == (7, 7)
+
+
 def test_offered_counts_rejections_and_server_errors():
     """5 answered, 2 running, 1 waiting, 3 turned away, 4 failed: 15. Other routes and 4xx are none of it."""
     pipeline = Fed()
