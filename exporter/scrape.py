@@ -18,8 +18,8 @@ from exporter.exposition import Failure, Reason, Scraped
 from exporter.schema import TargetConfig
 from exporter.upstream import PREFIXES, filter_names
 
-# Text 0.0.4, or whatever there is. OpenMetrics is not named, though it is read: prometheus_client takes the name, however
-# low its q, for the wish, and then renames vllm:x to vllm_x.
+# Text 0.0.4, or whatever there is. OpenMetrics is not named, though it is read: prometheus_client takes the name for
+# the wish, however low its q, and then renames vllm:x to vllm_x.
 ACCEPT = "text/plain;version=0.0.4,*/*;q=0.1"
 MAX_REDIRECTS = 3
 FULL_SCRAPE_EVERY_SECONDS = 600.0
