@@ -18,15 +18,16 @@ from exporter.exposition import Failure, Reason, Scraped
 from exporter.schema import TargetConfig
 from exporter.upstream import PREFIXES, filter_names
 
-# Text 0.0.4 by name: for OpenMetrics an engine may rename vllm:x to vllm_x. It is read all the same.
-ACCEPT = "text/plain;version=0.0.4,text/plain;q=0.5,application/openmetrics-text;q=0.1"
+# Text 0.0.4, or whatever there is. OpenMetrics is not named, though it is read: prometheus_client takes the name for
+# the wish, however low its q, and then renames vllm:x to vllm_x.
+ACCEPT = "text/plain;version=0.0.4,*/*;q=0.1"
 MAX_REDIRECTS = 3
 FULL_SCRAPE_EVERY_SECONDS = 600.0
 HEALTH_TIMEOUT_SECONDS = 2.0
 IDLE_SECONDS = 4.0
 """vLLM closes a connection that was idle for 5 s; one asked again at that moment would fail."""
 LONGEST_DETAIL = 200
-_OURS = PREFIXES[0].encode()
+_OURS = b"\n" + PREFIXES[0].encode()
 
 
 class Scraper:

@@ -17,8 +17,9 @@ from exporter import __version__, cli, recording
 from exporter.exposition import Failure, Reason, Scraped
 from exporter.recording import Entry
 from exporter.settings import ENV_PREFIX
+from tests.counting_engine import engine
 from tests.fake_engine import EXPOSITION
-from tests.sidecar import ENVIRONMENT, Sidecar, eventually, sidecar
+from tests.sidecar import ENVIRONMENT, Sidecar, eventually, free_port, sidecar
 
 
 @pytest.fixture(autouse=True)
@@ -233,6 +234,20 @@ def test_log_lines_are_json_where_asked_for() -> None:
     assert all({"ts", "level", "msg"} <= line.keys() for line in lines)
     [failed] = [line for line in lines if line["msg"] == "scrape failed"]
     assert (failed["level"], failed["state"], failed["reason"]) == ("info", "loading", "connect")
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+def test_a_recording_that_is_ended_is_whole(tmp_path: Path, how: signal.Signals) -> None:
+    """Without --seconds it goes on until it is told to end; the compressed file is closed."""
+    path, port = tmp_path / "engine.scrapes.gz", free_port()
+    command = [sys.executable, "-m", "exporter", "record", f"--url=http://127.0.0.1:{port}", "--interval=0.05", path]
+    with engine(port), subprocess.Popen(command, env=ENVIRONMENT) as recording_process:
+        try:
+            eventually(lambda: path.exists() and path.stat().st_size > 500)
+        finally:
+            recording_process.send_signal(how)
+        assert recording_process.wait(timeout=10) == 0
+    assert len(list(recording.read_log(path))) > 1
 
 
 def test_demo_shows_signals_of_a_real_engine() -> None:

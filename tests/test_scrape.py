@@ -13,11 +13,12 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+from prometheus_client.exposition import choose_encoder
 
 from exporter.exposition import Failure, Reason, Scraped
 from exporter.pipeline import Pipeline
 from exporter.schema import Options, TargetConfig
-from exporter.scrape import FULL_SCRAPE_EVERY_SECONDS, Scraper, next_due
+from exporter.scrape import ACCEPT, FULL_SCRAPE_EVERY_SECONDS, Scraper, next_due
 from tests.certificates import Authority
 from tests.fake_engine import EXPOSITION, Request, response, serving
 
@@ -78,6 +79,11 @@ async def test_a_scrape_is_the_body_and_its_duration() -> None:
     assert (request.method, request.path) == ("GET", "/metrics")
     assert request.headers["accept"].startswith("text/plain;version=0.0.4")
     assert request.headers["accept-encoding"] == "identity"
+
+
+def test_what_is_asked_for_is_not_renamed() -> None:
+    """prometheus_client, behind vLLM's /metrics/, reads our header as text 0.0.4: vllm:x stays vllm:x."""
+    assert choose_encoder(ACCEPT)[1] == "text/plain; version=0.0.4; charset=utf-8"
 
 
 async def test_openmetrics_is_recognised_though_not_asked_for() -> None:
@@ -545,6 +551,9 @@ def nothing_filtered(body: bytes) -> Any:
         pytest.param(nothing_filtered(b"# EOF\n"), id="nothing, in OpenMetrics"),
         pytest.param(nothing_filtered(b"process_start_time_seconds 1.7e9\n"), id="another prefix: none of its names"),
         pytest.param(nothing_filtered(b"<h1>router</h1>\n"), id="a proxy's own page"),
+        pytest.param(
+            nothing_filtered(b"# HELP vllm_x of vllm:x\nvllm_x 1\n# EOF\n"), id="renamed: our names in comments only"
+        ),
         pytest.param(
             lambda request: response(b"", "404 Not Found") if "?" in request.path else response(),
             id="404 with the slash",
