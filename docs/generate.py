@@ -26,7 +26,7 @@ GROUPS = {
     "roofline": "Steps and roofline",
     "speculation": "Speculative decoding",
     "kv": "KV and prefix cache",
-    "use": "Time at level",
+    "use": "Saturation, and time at level",
 }
 """Headings by group; a group without one is a KeyError here, and so a failed build."""
 METRICS_PREFACE = f"""# Metrics

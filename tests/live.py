@@ -1,15 +1,9 @@
 """Engines with hardware and a model in their settings, by hand and from recordings, for tests of the live economics."""
 
-import csv
-import lzma
-from pathlib import Path
-
-from exporter.recording import read_log
 from exporter.replay import replay
 from exporter.schema import Config
 from tests.bodies import Body, Fed, samples
-
-RECORDINGS = Path(__file__).parent / "data" / "recordings"
+from tests.recordings import entries
 
 DENSE_70B = {"total_params": 70e9, "layers": 80, "kv_heads": 8, "head_dim": 128, "kv_cache": "fp8"}
 FOUR_H100 = {
@@ -80,9 +74,8 @@ def fed(**settings):
 
 def recorded(name, **settings):
     """(unix seconds, samples) after each scrape of a recording, as replay prints them."""
-    entries = list(read_log(RECORDINGS / f"{name}.scrapes.xz"))
     config = Config(**settings)
-    replayed = replay(entries, config.all_targets()[0], config.options())
+    replayed = replay(entries(name), config.all_targets()[0], config.options())
     return [(at, samples(families)) for at, families in replayed]
 
 
@@ -93,16 +86,10 @@ def named(shown, name, **labels):
     return found[0] if found else None
 
 
-def scheduler_log(name, kind):
-    """Rows of what the engine's own scheduler logged in the same run."""
-    with lzma.open(RECORDINGS / f"{name}.{kind}.csv.xz", "rt") as log:
-        return list(csv.DictReader(log))
-
-
 def recorded_view(name, **settings):
     """A recording's target as it stands at its last scrape that shows work."""
     one, shown = fed(**settings), None
-    for at, outcome in read_log(RECORDINGS / f"{name}.scrapes.xz"):
+    for at, outcome in entries(name):
         one.pipeline.observe(outcome, at=at, unix=at)
         view = one.pipeline.view(at)
         if any(engine.now.last("running") for engine in view.engines):

@@ -208,7 +208,7 @@ def test_nobody_there(capsys):
     [
         (["--seconds", "0"], "--interval and --seconds must be above 0"),
         (["--interval", "nan"], "--interval and --seconds must be above 0"),
-        (["ftp://x"], "is not an http, https or http+unix URL"),
+        (["ftp://x"], "not an http, https or http+unix URL"),
         (["--frobnicate"], "unrecognized arguments: --frobnicate"),
     ],
 )

@@ -67,7 +67,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--bogus"], "unrecognized arguments: --bogus"),
         (["--log.lev=info"], "unrecognized arguments: --log.lev=info"),
         (["--config.file"], "argument --config.file: expected one argument"),
-        (["start"], "argument COMMAND: invalid choice: 'start' (choose from 'record', 'replay', 'demo')"),
+        (["start"], "argument COMMAND: invalid choice: 'start' (choose from 'record', 'replay', 'check', 'demo')"),
         (["--log.level=loud"], "log_level: Input should be 'debug', 'info', 'warning' or 'error'"),
         (["--log.format=xml"], "log_format: Input should be 'logfmt' or 'json'"),
         (["--web.listen-address=10077"], "listen_address: '10077' is not HOST:PORT, :PORT or [IPV6]:PORT"),

@@ -9,7 +9,8 @@ import pytest
 from exporter.signals.kv_cache import capacity_of
 from exporter.snapshot import TARGET
 from tests.bodies import Body
-from tests.live import busy, cache, engine, fed, named, recorded, scheduler_log, steps
+from tests.live import busy, cache, engine, fed, named, recorded, steps
+from tests.recordings import events, truth
 
 
 def capacity(*bodies, **settings):
@@ -184,10 +185,9 @@ def test_warmness_against_the_hit_ratio_of_a_warm_engine():
 
 def test_the_preemption_point_on_a_recording():
     """Its median lies within 15 % of the running requests at the moments of preemption, by the scheduler's log."""
-    log = scheduler_log("burst", "steps")
-    moments = [float(row["unix_seconds"]) for row in scheduler_log("burst", "events") if row["event"] == "preempt"]
-    times = [float(row["unix_seconds"]) for row in log]
-    at_preemption = [int(log[bisect_right(times, moment) - 1]["running"]) for moment in moments]
+    log = truth("burst")
+    times = [step.at for step in log]
+    at_preemption = [log[bisect_right(times, moment) - 1].running for moment in events("burst", "preempt")]
     points = [named(shown, "kv_preemption_point_sequences") for _, shown in recorded("burst")]
 
     assert statistics.median(at_preemption) == 11

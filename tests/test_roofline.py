@@ -5,9 +5,9 @@ import statistics
 
 import pytest
 
-from exporter.recording import read_log
 from exporter.schema import Config
-from tests.live import FOUR_H100, RECORDINGS, TINY, busy, engine, fed, named, recorded, steps, target
+from tests.live import FOUR_H100, TINY, busy, engine, fed, named, recorded, steps, target
+from tests.recordings import entries
 
 UNCALIBRATED = {**FOUR_H100, "hardware": {"profile": "h100-sxm"}}
 
@@ -192,7 +192,7 @@ def test_kv_bytes_read_per_step():
 def test_utilisation_on_a_recording_is_flops_over_time_over_the_peak():
     """From the first window on: the counter's increase, read from the raw bodies, over the time and the peak."""
     raw = []
-    for entry in read_log(RECORDINGS / "mfu.scrapes.xz"):
+    for entry in entries("mfu"):
         lines = [line for line in entry.outcome.body.decode().splitlines() if "estimated_flops_per_gpu_total{" in line]
         raw.append((entry.unix_seconds, float(lines[0].rpartition(" ")[2])))
     shown = recorded("mfu", **TINY)

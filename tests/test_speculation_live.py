@@ -6,7 +6,8 @@ import pytest
 
 from exporter.signals.speculation import advise
 from exporter.speculation import expected_tokens_per_step
-from tests.live import FOUR_H100, TINY, busy, engine, fed, named, recorded, scheduler_log, steps
+from tests.live import FOUR_H100, TINY, busy, engine, fed, named, recorded, steps
+from tests.recordings import truth
 
 HALF_ACCEPTED = {"drafted": 4, "accepted": 2}
 """Per step and sequence: E is 3."""
@@ -183,12 +184,12 @@ def test_tokens_per_step_on_a_recording():
     """By the counters over sequences x steps in the engine's own log, in the longest window both cover: within 1 %."""
     shown = recorded("spec")
     first, last = shown[20][1], shown[-20][1]
-    log = [row for row in scheduler_log("spec", "steps") if shown[20][0] < float(row["unix_seconds"]) <= shown[-20][0]]
+    log = [each for each in truth("spec") if shown[20][0] < each.at <= shown[-20][0]]
     gained = sum(
         sign * (named(samples, "generation_tokens_total") - named(samples, "first_tokens_total"))
         for sign, samples in ((1, last), (-1, first))
     )
-    per_request_step = gained / sum(int(row["decode_sequences"]) for row in log)
+    per_request_step = gained / sum(each.decode for each in log)
     counted = [value for _, samples in shown[50:-20] if (value := named(samples, "speculation_tokens_per_step"))]
 
     assert per_request_step == pytest.approx(3.6, abs=0.2)

@@ -7,13 +7,14 @@ import re
 import pytest
 
 from exporter.exposition import Failure, Reason
-from exporter.recording import Entry, read_log
+from exporter.recording import Entry
 from exporter.replay import replay
 from exporter.schema import Config
 from exporter.signals import waste
 from exporter.snapshot import Engine
 from tests.bodies import Fed, samples
-from tests.live import FOUR_H100, RECORDINGS, busy, engine, fed, named, scheduler_log, steps, target
+from tests.live import FOUR_H100, busy, engine, fed, named, steps, target
+from tests.recordings import entries
 
 TOKEN_TYPES = ("input", "cached_input", "output")
 
@@ -187,11 +188,10 @@ def test_without_a_known_capacity_there_is_no_bound():
 
 def test_the_bound_holds_on_a_recording():
     """Tokens thrown away by the engine's own log are fewer than what the bound assumes, and not by an order."""
-    log = scheduler_log("burst", "events")
-    lost = sum(float(row["tokens"]) for row in log if row["event"] == "preempt")
+    lost = 65 * 336.6  # in burst.events.csv: 65 times preempt, 336.6 computed tokens each on the mean
     one = Fed(target())
     assumed = 0.0
-    for at, outcome in read_log(RECORDINGS / "burst.scrapes.xz"):
+    for at, outcome in entries("burst"):
         one.pipeline.observe(outcome, at=at, unix=at)
         for view in one.pipeline.view(at).engines:
             step = one.pipeline._history.last_two(view.engine)
@@ -207,8 +207,7 @@ def test_the_bound_holds_on_a_recording():
 
 def with_trouble(name):
     """A recording whose engine loads for 20 s first, is lost for 30 s in the middle, idles, and begins again."""
-    entries = list(read_log(RECORDINGS / f"{name}.scrapes.xz"))
-    good = [entry for entry in entries if not isinstance(entry.outcome, Failure)]
+    good = [entry for entry in entries(name) if not isinstance(entry.outcome, Failure)]
     start, period = good[0].unix_seconds, good[-1].unix_seconds - good[0].unix_seconds
     refused = Failure(Reason.CONNECT, "made by hand")
     loading = [Entry(start - 20 + second, refused) for second in range(20)]
@@ -227,9 +226,11 @@ def restarted(outcome):
 @pytest.fixture(scope="module", params=["burst", "mfu", "spec"])
 def billed(request):
     """(unix seconds, samples) of a troubled recording at $3.60 an hour for two GPUs, $0.002 a second."""
-    entries = with_trouble(request.param)
     config = Config(gpu_hour_dollars=3.6, gpus_per_engine=2)
-    return [(at, samples(families)) for at, families in replay(entries, config.all_targets()[0], config.options())]
+    return [
+        (at, samples(families))
+        for at, families in replay(with_trouble(request.param), config.all_targets()[0], config.options())
+    ]
 
 
 def total(shown, name="gpu_cost_dollars_total", **labels):
