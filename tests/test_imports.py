@@ -12,7 +12,17 @@ ROOT = Path(exporter.__file__).parent
 FLOW = ("cli", "settings", "app", "targets", "scrape", "exposition", "history", "signals", "collect")
 """A module may import those to its right, never one to its left."""
 NEUTRAL = frozenset(
-    {"upstream", "snapshot", "schema", "schema_types", "engine_schema", "catalogue", "hardware", "model_geometry"}
+    {
+        "upstream",
+        "snapshot",
+        "schema",
+        "schema_types",
+        "engine_schema",
+        "catalogue",
+        "hardware",
+        "model_geometry",
+        "speculation",
+    }
     | {"signals.view", "signals.window", "signals.histogram", "signals.levels"}
 )
 """Tables, and the types of what flows: open to all."""
