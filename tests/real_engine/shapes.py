@@ -19,7 +19,7 @@ from tests.programs import ROOT
 from tests.sidecar import Sidecar, eventually, free_port, sidecar
 
 ENGINE = Path(os.environ.get("ENGINE", ROOT / ".engine")).resolve()
-START_SECONDS = 300.0
+START_SECONDS = 600.0
 REQUESTS, TOKENS_EACH, PROMPT_TOKENS_EACH = 8, 32, 16
 
 
@@ -129,7 +129,7 @@ def serve(running: Sidecar, port: int, times: int) -> None:
     assert shown() == expected
 
 
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(2400)
 @pytest.mark.parametrize(
     ("flags", "names", "filtered"),
     [
