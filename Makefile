@@ -20,8 +20,8 @@ export PIP_ROOT_USER_ACTION := ignore
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 13
 
-demo: $(VENV)/.runtime ## start a played-back engine with the sidecar beside it, and show its signals until Ctrl-C
-	$(VENV)/bin/vllm-sidecar demo
+demo: $(VENV)/.lab ## start a simulated engine under a bursty load with the sidecar beside it, and show its signals until Ctrl-C
+	$(VENV)/bin/vllm-sidecar demo $(DEMO)
 
 test: $(VENV)/.dev tools ## run every test; PYTEST_ADDOPTS chooses
 	$(python) -m pytest
@@ -82,6 +82,10 @@ $(VENV)/.runtime: requirements/build.txt requirements/runtime.txt pyproject.toml
 	$(python) -m pip install -qq --no-deps --no-build-isolation --editable .
 	@touch $@
 
-$(VENV)/.dev: requirements/dev.txt $(VENV)/.runtime
+$(VENV)/.lab: requirements/lab.txt $(VENV)/.runtime
+	$(python) -m pip install -qq --require-hashes --requirement requirements/lab.txt
+	@touch $@
+
+$(VENV)/.dev: requirements/dev.txt $(VENV)/.lab
 	$(python) -m pip install -qq --require-hashes --requirement requirements/dev.txt
 	@touch $@

@@ -113,7 +113,8 @@ def _parser() -> _Parser:
     check.add_argument("--json", action="store_true", help="for a program")
     check.set_defaults(run=_check)
 
-    demo = commands.add_parser("demo", help="watch a recording of a real engine", allow_abbrev=False)
+    demo = commands.add_parser("demo", help="watch an engine nobody needs to have", allow_abbrev=False)
+    demo.add_argument("--recorded", action="store_true", help="a real engine's recording instead of a simulated one")
     demo.add_argument("--seconds", type=float, help="stop after so long; otherwise on Ctrl-C")
     demo.set_defaults(run=_demo)
     return parser
@@ -232,17 +233,21 @@ def _demo(options: argparse.Namespace) -> int:
     from exporter import demo
 
     config = _settings(options)
-    asyncio.run(demo.run(config, _listen(config.listen_address), options.seconds))
+    engine = demo.recorded() if options.recorded else _lab_module("demo").simulated()
+    asyncio.run(demo.run(config, _listen(config.listen_address), engine, options.seconds))
     return OK
 
 
 def _lab(command: str, arguments: list[str]) -> int:
+    return int(_lab_module(command).main(arguments))
+
+
+def _lab_module(name: str) -> Any:
     try:
-        module: Any = importlib.import_module(f"exporter.lab.{command}")
+        return importlib.import_module(f"exporter.lab.{name}")
     except ModuleNotFoundError as error:
-        missing = f"{command} needs {error.name}, which comes with: pip install 'vllm-sidecar[lab]'"
+        missing = f"{name} needs {error.name}, which comes with: pip install 'vllm-sidecar[lab]'"
         raise BadSettingsError(missing) from None
-    return int(module.main(arguments))
 
 
 if __name__ == "__main__":

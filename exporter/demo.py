@@ -1,10 +1,15 @@
-"""The demo: a real engine's recording played back over HTTP, the sidecar on it, its signals in the terminal."""
+"""The demo: an engine that nobody needs to have, the sidecar on it, its signals in the terminal."""
 
 import asyncio
+import contextlib
+import math
 import socket
 import sys
 import time
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from typing import NamedTuple
 
 from exporter import playback
 from exporter.app import Sidecar, create_app
@@ -18,36 +23,55 @@ RECORDING = Path(__file__).parent / "data" / "burst.scrapes.xz"
 GPU_HOUR_DOLLARS = 2.0
 
 
-async def run(config: Config, listening: socket.socket, seconds: float | None) -> None:
-    """Show the signals live until the time is over or Ctrl-C."""
-    engine_socket = bind("127.0.0.1:0")
-    url = f"http://127.0.0.1:{engine_socket.getsockname()[1]}"
+class Engine(NamedTuple):
+    """Something to watch: where it serves, and a line on what it is."""
+
+    url: str
+    what: str
+
+
+@contextlib.asynccontextmanager
+async def recorded() -> AsyncIterator[Engine]:
+    """A real engine's recording, played back over and over."""
+    listening = bind("127.0.0.1:0")
+    engine = server_of(playback.create_app(list(read_log(RECORDING)), time.monotonic()))
+    serving = asyncio.create_task(engine.serve(sockets=[listening]))
+    try:
+        yield Engine(f"http://127.0.0.1:{listening.getsockname()[1]}", "A recording of a real engine under bursts")
+    finally:
+        engine.should_exit = True
+        await serving
+
+
+async def run(
+    config: Config, listening: socket.socket, engine_of: AbstractAsyncContextManager[Engine], seconds: float | None
+) -> None:
+    """Show the signals of an engine live until the time is over or Ctrl-C."""
+    sidecar = Sidecar()
+    server = server_of(create_app(sidecar))
+    serving = asyncio.create_task(server.serve(sockets=[listening]))
+    async with engine_of as engine:
+        sidecar.use(_watching(config, engine))
+        port = config.listen_address.rpartition(":")[2]
+        print(f"{engine.what} serves at {engine.url}/metrics; the sidecar reads it:")
+        print(f"  http://localhost:{port}/metrics   http://localhost:{port}/api/v1/signals   (Ctrl-C ends)\n")
+        ends = math.inf if seconds is None else time.monotonic() + seconds
+        redraw = sys.stdout.isatty()
+        try:
+            while not serving.done() and time.monotonic() < ends:
+                await asyncio.sleep(1.0)
+                _show(sidecar.views()[0], redraw=redraw)
+        finally:
+            server.should_exit = True
+            await serving
+            await sidecar.targets.stop()
+
+
+def _watching(config: Config, engine: Engine) -> Config:
     price = GPU_HOUR_DOLLARS if config.gpu_hour_dollars is None else config.gpu_hour_dollars
     scrape = config.scrape.model_copy(update={"interval_seconds": 1.0})
-    config = config.model_copy(
-        update={"url": url, "name": "demo", "targets": (), "gpu_hour_dollars": price, "scrape": scrape}
-    )
-    sidecar = Sidecar()
-    engine = server_of(playback.create_app(list(read_log(RECORDING)), time.monotonic()))
-    server = server_of(create_app(sidecar))
-    serving = [
-        asyncio.create_task(engine.serve(sockets=[engine_socket])),
-        asyncio.create_task(server.serve(sockets=[listening])),
-    ]
-    sidecar.use(config)
-    port = config.listen_address.rpartition(":")[2]
-    print(f"A real engine's recording plays at {url}/metrics; the sidecar reads it:")
-    print(f"  http://localhost:{port}/metrics   http://localhost:{port}/api/v1/signals   (Ctrl-C ends)\n")
-    ends = None if seconds is None else time.monotonic() + seconds
-    redraw = sys.stdout.isatty()
-    try:
-        while not any(task.done() for task in serving) and (ends is None or time.monotonic() < ends):
-            await asyncio.sleep(1.0)
-            _show(sidecar.views()[0], redraw=redraw)
-    finally:
-        engine.should_exit = server.should_exit = True
-        await asyncio.gather(*serving)
-        await sidecar.targets.stop()
+    shown = {"url": engine.url, "name": "demo", "targets": (), "gpu_hour_dollars": price, "scrape": scrape}
+    return config.model_copy(update=shown)
 
 
 def _show(view: TargetView, *, redraw: bool) -> None:

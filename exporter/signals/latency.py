@@ -62,7 +62,8 @@ def mean_prefill_seconds(view: EngineView) -> Value:
     observed, queue = histogram.increases(view.now, "ttft"), queue_seconds(view)
     if observed is None or observed.mean is None or queue is None:
         return None
-    return max(0.0, observed.mean - queue)
+    # While a queue grows, those who still wait can outweigh those who were served: the rest is then not known.
+    return observed.mean - queue if observed.mean > queue else None
 
 
 def cause(view: EngineView) -> Labelled:
