@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from exporter.hardware import PROFILES
+from exporter.hardware import DEFAULT_MBU, DEFAULT_MFU, PROFILES
 from exporter.lab.plan import main
+from exporter.settings import load
+from exporter.signals import waste
 
 TEXT = (Path(__file__).parents[1] / "docs" / "economics.md").read_text(encoding="utf-8")
 
@@ -44,3 +46,26 @@ def test_the_printed_command_runs(tmp_path, monkeypatch, capsys):
     assert main(shlex.split(command.replace("\\\n", ""))) == 0
     assert re.search(r"crossover positions +182\.3", capsys.readouterr().out)
     assert (tmp_path / "plan.png").exists()
+
+
+def test_the_printed_settings_are_taken(tmp_path):
+    """The YAML of the live part, with a model there, is valid and has a roofline."""
+    (text,) = re.findall(r"^```yaml\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+    model = tmp_path / "config.json"
+    model.write_text(
+        '{"hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64, "num_hidden_layers": 80,'
+        '"num_key_value_heads": 8, "vocab_size": 128256}'
+    )
+    settings = tmp_path / "sidecar.yaml"
+    settings.write_text(text.replace("/models/llama/config.json", str(model)))
+    (target,) = load(settings).all_targets()
+
+    assert target.roofline.crossover_positions == pytest.approx(182.3, abs=0.1)
+    assert target.roofline.model.kv_bytes_per_token == 163_840
+
+
+def test_kinds_of_waste_and_default_ceilings_are_those_of_the_code():
+    """A renamed kind or another default changes the page."""
+    for kind in (waste.IDLE, waste.REJECTED, waste.RECOMPUTED):
+        assert f"`{kind}`" in TEXT
+    assert f"else {DEFAULT_MBU} and {DEFAULT_MFU}" in TEXT
