@@ -196,7 +196,10 @@ def _number(value: Value, form: str) -> str:
 
 
 def run(config: TargetConfig, seconds: float, interval_seconds: float, *, json_wanted: bool) -> int:
-    """Check and print; returns the exit code."""
-    report = asyncio.run(check(config, seconds, interval_seconds))
+    """Check and print; returns the exit code. Interrupted, it cannot tell."""
+    try:
+        report = asyncio.run(check(config, seconds, interval_seconds))
+    except KeyboardInterrupt:
+        return CANNOT_TELL
     write(report, sys.stdout, json_wanted=json_wanted)
     return report.exit_code

@@ -56,7 +56,7 @@ def seats_past_preemption_point(say: Say, view: EngineView) -> Finding | None:
         "seats_past_preemption_point",
         Severity.WARNING,
         f"max_num_seqs is {seats}, the KV cache is full at {point:.0f} sequences as they are now",
-        f"lower --max-num-seqs to {max(1, round(0.9 * point))}, or make room: FP8 KV, shorter contexts, more GPUs",
+        f"lower --max-num-seqs to {max(1.0, 0.9 * point):.0f}, or make room: FP8 KV, shorter contexts, more GPUs",
     )
 
 

@@ -155,6 +155,8 @@ class Pipeline:
 
     def _stretch(self, engine: Engine, busy_seconds: float, step: Window) -> Stretch:
         """What an engine did since the scrape before, for the bill."""
+        if self.config.gpu_hour_dollars is None:
+            return Stretch(busy_seconds)
         limits = None if self._several_api_servers else self._judgements[engine].roofline(self.config)
         capacity = self._kv_capacity_tokens(engine)
         return Stretch(

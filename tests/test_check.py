@@ -194,6 +194,18 @@ def test_a_url_given_is_the_only_target(served, capsys, tmp_path):
     assert capsys.readouterr().out.startswith(f"{served}: cannot tell, target is up")
 
 
+def test_interrupted_it_cannot_tell(monkeypatch):
+    """Ctrl-C is not an engine in order."""
+
+    def interrupted(coroutine):
+        coroutine.close()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("exporter.check.asyncio.run", interrupted)
+
+    assert main(["check"]) == 2
+
+
 def test_nobody_there(capsys):
     """Exit code 2, and soon: three scrapes in vain, not all of the time asked for."""
     with socket.create_server(("127.0.0.1", 0)) as unused:

@@ -48,6 +48,8 @@ def test_blocks_are_the_sum_over_the_servers_engines():
         {"num_gpu_blocks": "0"},
         {"kv_cache_size_tokens": "None"},
         {"num_gpu_blocks": "-5"},
+        {"kv_cache_size_tokens": "9" * 5000},
+        {"kv_cache_size_tokens": "٣"},
     ],
 )
 def test_an_engine_that_does_not_say(said):
@@ -147,6 +149,15 @@ def test_warmness_counts_from_the_engines_start_not_ours():
     one.scrape(0, engine(capacity_tokens=10_000).tokens(generated=50_000))
 
     assert one.get("warmness_ratio") == 1.0
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf, -5.0])
+def test_a_broken_counter_makes_no_warmth(broken):
+    """Not known, rather than warm."""
+    one = fed()
+    one.scrape(0, engine(capacity_tokens=10_000).set("vllm:generation_tokens_total", broken))
+
+    assert one.get("warmness_ratio") is None
 
 
 def test_a_restart_is_cold():

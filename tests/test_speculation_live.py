@@ -139,6 +139,18 @@ def test_drafts_that_stopped_are_off():
     assert one.get("speculation_expected_speedup_ratio", objective="latency") == pytest.approx(1.5)
 
 
+def test_tokens_that_do_not_add_up_give_no_advice():
+    """Fewer tokens than first tokens cannot be: what follows from them is absent."""
+
+    def second(body):
+        steps(body, 20, sequences=8, drafted=32, accepted=-20)
+
+    names = {name for name, _ in busy(fed(**FOUR_H100), engine(), 70, second).shown()}
+
+    assert "speculation_expected_speedup_ratio" not in names
+    assert "speculation_advised" not in names
+
+
 def test_gaining_at_every_batch_has_no_break_even():
     """Under the latency objective prefill fills the step: B 20, p 1,000 are compute-bound with and without drafts."""
     one = speculating(20, prefill=3000)

@@ -180,6 +180,16 @@ def test_recompute_is_an_upper_bound():
     assert one.get("waste_dollars_total", kind="preemption_recompute_at_most") == pytest.approx(0.03)
 
 
+def test_a_preemption_reported_when_nothing_is_left_is_bounded_by_the_whole_cache():
+    """An idle, empty engine at both scrapes: at most all of 10,000 tokens, beside 1,000 positions."""
+    one, body = fed(gpu_hour_dollars=3.6), engine(capacity_tokens=10_000)
+    one.scrape(0, body)
+    one.scrape(1, steps(body, 10, sequences=8, prefill=92).add("vllm:num_preemptions_total", 1))
+    step = one.pipeline._history.last_two(Engine("m", "0"))
+
+    assert waste.recomputed_share(step, 10_000) == pytest.approx(10 / 11)
+
+
 def test_without_a_known_capacity_there_is_no_bound():
     one = busy(fed(gpu_hour_dollars=3.6), engine(), 60, lambda body: steps(body, 10, sequences=8))
 

@@ -1,5 +1,7 @@
 """The KV cache: how full, how large in tokens and sequences, when full, and whether it has been filled once."""
 
+import math
+import re
 from collections.abc import Callable
 
 from exporter.signals.prefix_cache import hit_ratio_in
@@ -10,6 +12,7 @@ from exporter.upstream import Column, Part
 
 LOW_USAGE = 0.01
 """Below this usage running over usage is noise."""
+_COUNT = re.compile(r"[1-9][0-9]{0,14}")
 HORIZON_SECONDS = 3600.0
 """A slope over seconds says nothing of what lies beyond."""
 
@@ -41,7 +44,7 @@ def capacity_of(target: Window, engine: str) -> Value:
 
 def _count(label: str) -> Value:
     """A label's number; None for None, for what is missing and for what is no count."""
-    return float(label) if label.isascii() and label.isdigit() and int(label) > 0 else None
+    return float(label) if _COUNT.fullmatch(label) else None
 
 
 def _product(one: Value, other: Value) -> Value:
@@ -89,7 +92,8 @@ def written_tokens(raw: Callable[[Column], Value]) -> Value:
     if computed is None:
         prompt, hits = raw(Column("prompt_tokens")), raw(Column("prefix_hits"))
         computed = None if prompt is None or hits is None else max(0.0, prompt - hits)
-    return plus(generated, computed)
+    written = plus(generated, computed)
+    return written if written is not None and 0 <= written < math.inf else None
 
 
 def warmness(view: EngineView) -> Value:

@@ -68,7 +68,7 @@ def operating_point(window: Window, config: TargetConfig) -> OperatingPoint | No
     drafted = window.increase("draft_tokens")
     if drafted:
         gamma, tokens = divide(drafted, sequences), tokens_per_request_step(window)
-        if gamma is None or not tokens:
+        if gamma is None or tokens is None or tokens <= 0:
             return None
         return OperatingPoint(batch, prefill / tokens, gamma, tokens)
     alpha, length = config.speculation.alpha, config.speculation.gamma

@@ -41,13 +41,7 @@ def recomputed_share(step: Window, capacity_tokens: float) -> Value:
         return None
     if not events:
         return 0.0
-    held = [
-        capacity_tokens * used / running
-        for used, running in (
-            (step.first("kv_usage"), step.first("running")),
-            (step.last("kv_usage"), step.last("running")),
-        )
-        if used is not None and running
-    ]
+    ends = ((step.first("kv_usage"), step.first("running")), (step.last("kv_usage"), step.last("running")))
+    held = [capacity_tokens * used / running for used, running in ends if used is not None and running and used > 0]
     tokens = events * max(held, default=capacity_tokens)
-    return tokens / (tokens + (positions_in(step) or 0.0))
+    return divide(tokens, tokens + (positions_in(step) or 0.0))
