@@ -1,10 +1,11 @@
 """What one good scrape says, as columns: who owns a number, where it stands, and the numbers themselves."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from exporter.upstream import Column
+from exporter.upstream import Column, Part
 
 
 class Engine(NamedTuple):
@@ -28,14 +29,35 @@ class Slot(NamedTuple):
     column: Column
 
 
+class Columns(dict[Column, int]):
+    """Where each column of one owner stands. Columns are only ever added."""
+
+    def __init__(self, *given: Mapping[Column, int]) -> None:
+        super().__init__(*given)
+        self._buckets: dict[str, list[tuple[float, int]]] = {}
+        self._sorted_out = 0
+
+    def buckets(self, series: str) -> list[tuple[float, int]]:
+        """(upper edge, slot) of a histogram's buckets, edges ascending."""
+        if self._sorted_out != len(self):
+            self._buckets = {}
+            for column, slot in self.items():
+                if column.part is Part.BUCKET:
+                    self._buckets.setdefault(column.series, []).append((float(column.labels[0]), slot))
+            for found in self._buckets.values():
+                found.sort()
+            self._sorted_out = len(self)
+        return self._buckets.get(series, [])
+
+
 @dataclass(slots=True)
 class Layout:
     """Which slot holds what. Slots are only ever added, so an older, shorter row of numbers keeps its meaning."""
 
     slots: list[Slot] = field(default_factory=list)
     index: dict[Slot, int] = field(default_factory=dict)
-    engines: dict[Engine, dict[Column, int]] = field(default_factory=dict)
-    target: dict[Column, int] = field(default_factory=dict)
+    engines: dict[Engine, Columns] = field(default_factory=dict)
+    target: Columns = field(default_factory=Columns)
 
     def slot(self, owner: Engine | None, column: Column) -> int:
         """The index of a column, adding it (and its engine) where it is new."""
@@ -49,12 +71,15 @@ class Layout:
         if owner is None:
             self.target[column] = position
         else:
-            self.engines.setdefault(owner, {})[column] = position
+            columns = self.engines.get(owner)
+            if columns is None:
+                columns = self.engines[owner] = Columns()
+            columns[column] = position
         return position
 
-    def columns(self, owner: Engine | None) -> dict[Column, int]:
+    def columns(self, owner: Engine | None) -> Columns:
         """The columns of an owner; empty for an engine never seen."""
-        return self.target if owner is None else self.engines.get(owner, {})
+        return self.target if owner is None else self.engines.get(owner, Columns())
 
 
 @dataclass(frozen=True, slots=True)

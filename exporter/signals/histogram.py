@@ -84,26 +84,34 @@ class Histogram:
 
 def increases(window: Window, series: str) -> Histogram | None:
     """The observations that came within a window; None where a bucket is not known at both ends."""
-    return _read(window, series, window.increase_of)
+    return _read(window, series, "increase", window.increase_at)
 
 
 def totals(window: Window, series: str) -> Histogram | None:
     """All observations since the first scrape, as of the last one."""
-    return _read(window, series, window.last_of)
+    return _read(window, series, "total", window.last_at)
 
 
-def _read(window: Window, series: str, value_of: Callable[[Column], float | None]) -> Histogram | None:
-    found: list[tuple[float, float]] = []
-    for column in window.columns:
-        if column.series != series or column.part is not Part.BUCKET or window.last_of(column) is None:
+def _read(window: Window, series: str, what: str, value_at: Callable[[int], float | None]) -> Histogram | None:
+    if (series, what) not in window.read:
+        window.read[series, what] = _histogram(window, series, value_at)
+    found: Histogram | None = window.read[series, what]
+    return found
+
+
+def _histogram(window: Window, series: str, value_at: Callable[[int], float | None]) -> Histogram | None:
+    edges, found = [], []
+    for edge, slot in window.columns.buckets(series):
+        if window.last_at(slot) is None:
             continue
-        count = value_of(column)
+        count = value_at(slot)
         if count is None:
             return None
-        found.append((float(column.labels[0]), count))
-    found.sort()
-    if len(found) < 2 or found[-1][0] != math.inf:
+        edges.append(edge)
+        found.append(count)
+    if len(found) < 2 or edges[-1] != math.inf:
         return None
     # Several API processes write one after the other: a bucket may be a moment behind the one below it.
-    counts = tuple(accumulate((count for _, count in found), max))
-    return Histogram(tuple(edge for edge, _ in found), counts, value_of(Column(series, Part.SUM)))
+    counts = tuple(accumulate(found, max))
+    total = window.columns.get(Column(series, Part.SUM))
+    return Histogram(tuple(edges), counts, None if total is None else value_at(total))

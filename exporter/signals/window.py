@@ -1,10 +1,11 @@
 """What signals read: increases and levels of one owner's columns between two scrapes. Time is a value."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
+from exporter.snapshot import Columns
 from exporter.upstream import Column, Part
 
 
@@ -26,11 +27,13 @@ class Window:
         rows: at least one, oldest first; the first is the baseline.
         columns: the owner's columns and where they stand in a row.
         born: monotonic seconds at which a slot was first filled; a counter born within the window began at zero.
+        read: histograms already read from this window: several signals look at the same one.
     """
 
     rows: Sequence[Row]
-    columns: Mapping[Column, int]
+    columns: Columns
     born: Sequence[float]
+    read: dict[tuple[str, str], Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def seconds(self) -> float:
@@ -44,10 +47,12 @@ class Window:
     def increase_of(self, column: Column) -> float | None:
         """The same for a column."""
         slot = self.columns.get(column)
-        if slot is None:
-            return None
-        now = self._number(-1, slot)
-        then = self._number(0, slot)
+        return None if slot is None else self.increase_at(slot)
+
+    def increase_at(self, slot: int) -> float | None:
+        """The same for a slot."""
+        now = _known(self.rows[-1].numbers, slot)
+        then = _known(self.rows[0].numbers, slot)
         if now is None:
             return None
         if then is None:
@@ -65,12 +70,16 @@ class Window:
     def last_of(self, column: Column) -> float | None:
         """The same for a column."""
         slot = self.columns.get(column)
-        return None if slot is None else self._number(-1, slot)
+        return None if slot is None else self.last_at(slot)
+
+    def last_at(self, slot: int) -> float | None:
+        """The same for a slot."""
+        return _known(self.rows[-1].numbers, slot)
 
     def first(self, series: str, *labels: str, part: Part = Part.VALUE) -> float | None:
         """As of the baseline."""
         slot = self.columns.get(Column(series, part, labels))
-        return None if slot is None else self._number(0, slot)
+        return None if slot is None else _known(self.rows[0].numbers, slot)
 
     def labelled(self, series: str) -> Iterator[tuple[str, ...]]:
         """The label values under which a series without parts is known."""
@@ -89,14 +98,10 @@ class Window:
         values = [value for at, value in self.levels(series, *labels) if at > self.rows[0].at]
         return sum(values) / len(values) if values else None
 
-    def _number(self, row: int, slot: int) -> float | None:
-        return _known(self.rows[row].numbers, slot)
-
 
 def _known(numbers: Sequence[float], slot: int) -> float | None:
-    if slot >= len(numbers) or math.isnan(numbers[slot]):
-        return None
-    return numbers[slot]
+    number = numbers[slot] if slot < len(numbers) else math.nan
+    return number if number == number else None  # noqa: PLR0124 - NaN alone differs from itself; asked very often
 
 
 def divide(numerator: float | None, denominator: float | None) -> float | None:
