@@ -1,5 +1,6 @@
 """The HTTP surface: /metrics, the API, health, the page. It serves what the targets' timers have gathered."""
 
+import asyncio
 import gzip
 import platform
 import time
@@ -14,11 +15,15 @@ from prometheus_client.core import Metric as Family
 from prometheus_client.exposition import choose_encoder, gzip_accepted
 
 from exporter import __version__, collect
+from exporter.discovery import Discovery
+from exporter.render import Encode, Lines, exposition
 from exporter.schema import Config
 from exporter.signals.view import SelfView, TargetView
 from exporter.targets import Targets
 
 PAGE = Path(__file__).parent / "page" / "index.html"
+SLICE_SECONDS = 0.01
+"""So long rendering goes on before scrapes have a turn."""
 REUSED_SECONDS = 0.5
 """A rendered body serves every reader for so long: two Prometheus replicas read the same state."""
 
@@ -28,11 +33,15 @@ class Sidecar:
 
     def __init__(self) -> None:
         self.targets = Targets()
+        self.discovery = Discovery()
+        self.config: Config | None = None
         self.config_valid = False
         self.config_reload_unix_seconds: float | None = None
         self.disabled_groups: Sequence[str] = ()
         # These collectors register where they are made unless told not to; nowhere is where we want them.
         self._process = (ProcessCollector(registry=None), PlatformCollector(registry=None))
+        self._own_lines = Lines()
+        self._rendering = asyncio.Lock()
         self._rendered: dict[tuple[str, bool], tuple[float, bytes]] = {}
 
     def use(self, config: Config) -> None:
@@ -40,7 +49,14 @@ class Sidecar:
         self.config_valid = True
         self.config_reload_unix_seconds = time.time()
         self.disabled_groups = config.disabled_groups
-        self.targets.apply(config)
+        self.config = config
+        self.discovery.use(config)
+        self.watch_targets()
+
+    def watch_targets(self) -> None:
+        """Watch what the settings list and discovery has found."""
+        if self.config is not None:
+            self.targets.apply(self.config, self.discovery.targets())
 
     def views(self) -> list[TargetView]:
         """Every target, now."""
@@ -48,25 +64,64 @@ class Sidecar:
 
     def collect(self) -> Iterator[Family]:
         """Every family, as prometheus_client's encoders read a registry."""
-        sidecar = SelfView(__version__, platform.python_version(), self.config_valid, self.config_reload_unix_seconds)
-        yield from collect.families(sidecar, self.views(), self.disabled_groups)
+        views = self.views()
+        yield from collect.families(self.view(views), views, self.disabled_groups)
+        yield from self._of_process()
+
+    def view(self, targets: Sequence[TargetView]) -> SelfView:
+        """What signals about the sidecar itself read."""
+        return SelfView(
+            __version__,
+            platform.python_version(),
+            self.config_valid,
+            self.config_reload_unix_seconds,
+            targets,
+            None if self.config is None else self.config.discovery.expected_targets,
+            self.discovery.views(),
+        )
+
+    async def render(self, accept: str, *, compressed: bool) -> tuple[bytes, str]:
+        """The exposition and its content type, in the format a reader asked for."""
+        encode, content_type = _format(accept)
+        async with self._rendering:
+            made, body = self._rendered.get((content_type, compressed), (-REUSED_SECONDS, b""))
+            if time.monotonic() - made >= REUSED_SECONDS:
+                body = exposition(await self._lines(), self._of_process(), encode)
+                if compressed:
+                    body = await asyncio.to_thread(gzip.compress, body, compresslevel=1)
+                now = time.monotonic()
+                self._rendered = {key: kept for key, kept in self._rendered.items() if now - kept[0] < REUSED_SECONDS}
+                self._rendered[content_type, compressed] = (now, body)
+        return body, content_type
+
+    async def _lines(self) -> list[list[str]]:
+        """The lines of every target, then of the sidecar, with pauses in which scrapes go on."""
+        targets = list(self.targets)
+        several = len(targets) > 1
+        found, views = [], []
+        began = time.monotonic()
+        for target in targets:
+            view = target.view()
+            views.append(view)
+            found.append(target.lines.of(None, [view], self.disabled_groups, several=several))
+            if time.monotonic() - began > SLICE_SECONDS:
+                await asyncio.sleep(0)
+                began = time.monotonic()
+        found.append(self._own_lines.of(self.view(views), (), self.disabled_groups, several=several))
+        return found
+
+    def _of_process(self) -> Iterator[Family]:
         for collector in self._process:
             yield from collector.collect()
 
-    def render(self, accept: str, *, compressed: bool) -> tuple[bytes, str]:
-        """The exposition and its content type, in the format a reader asked for."""
-        try:
-            encode, content_type = choose_encoder(accept)
-        except (TypeError, ValueError):  # a version that is none
-            encode, content_type = choose_encoder("")
-        now = time.monotonic()
-        made, body = self._rendered.get((content_type, compressed), (0.0, b""))
-        if now - made > REUSED_SECONDS or not body:
-            body = encode(self)
-            body = gzip.compress(body, compresslevel=1) if compressed else body
-            self._rendered = {key: kept for key, kept in self._rendered.items() if now - kept[0] <= REUSED_SECONDS}
-            self._rendered[content_type, compressed] = (now, body)
-        return body, content_type
+
+def _format(accept: str) -> tuple[Encode, str]:
+    """prometheus_client's encoder for what a reader accepts; plain text for what is not ours."""
+    try:
+        encode, content_type = choose_encoder(accept)
+    except (TypeError, ValueError):  # a version that is none
+        return choose_encoder("")
+    return choose_encoder("") if "escaping=dots" in content_type else (encode, content_type)
 
 
 def create_app(sidecar: Sidecar) -> FastAPI:
@@ -77,7 +132,7 @@ def create_app(sidecar: Sidecar) -> FastAPI:
     @app.api_route("/metrics/", methods=["GET", "HEAD"], include_in_schema=False)
     async def metrics(request: Request) -> Response:
         compressed = gzip_accepted(request.headers.get("accept-encoding", ""))
-        body, content_type = sidecar.render(request.headers.get("accept", ""), compressed=compressed)
+        body, content_type = await sidecar.render(request.headers.get("accept", ""), compressed=compressed)
         headers = {"Content-Type": content_type, "Vary": "Accept, Accept-Encoding"}
         if compressed:
             headers["Content-Encoding"] = "gzip"

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from prometheus_client.core import Metric as Family
@@ -13,6 +14,8 @@ from exporter.signals.levels import TimeAtLevel
 from exporter.signals.view import EngineView, SelfView, TargetView
 
 TARGET_LABEL = "target"
+INFO = "target_info"
+BUCKET = "_bucket"
 
 
 def families(
@@ -36,21 +39,24 @@ def families(
         if row.group in left_out:
             continue
         family = Family(row.full_name.removesuffix("_total"), row.help, row.type.value)
-        for labels, view in _owners(row, sidecar, targets, several=several):
+        for labels, view in owners(row, sidecar, targets, several=several):
             family.samples.extend(_samples(row, labels, row.fill(view)))
         if family.samples:
             yield family
 
 
-def _owners(
-    row: Metric, sidecar: SelfView, targets: Sequence[TargetView], *, several: bool
+def owners(
+    row: Metric, sidecar: SelfView | None, targets: Sequence[TargetView], *, several: bool
 ) -> Iterator[tuple[dict[str, str], SelfView | TargetView | EngineView]]:
+    """Whose values a row holds: their labels, and what its signal reads."""
     if row.scope is Scope.SELF:
-        yield {}, sidecar
+        if sidecar is not None:
+            yield {}, sidecar
         return
     for target in targets:
         if row.scope is Scope.TARGET:
-            yield {TARGET_LABEL: target.label}, target
+            passed = target.config.labels if row.name == INFO else {}
+            yield {TARGET_LABEL: target.label, **passed}, target
             continue
         for engine in target.engines:
             if row.type is Type.GAUGE and not engine.fresh:
@@ -60,26 +66,46 @@ def _owners(
 
 
 def _samples(row: Metric, owner: Mapping[str, str], filled: Filled) -> Iterator[Sample]:
+    for suffix, labels, value in points(filled):
+        names = label_names(row, suffix)
+        yield Sample(row.full_name + suffix, {**owner, **dict(zip(names, labels, strict=True))}, value)
+
+
+def label_names(row: Metric, suffix: str) -> tuple[str, ...]:
+    """The labels of a sample that are its own."""
+    if suffix:
+        return ("le",) if suffix == BUCKET else ()
+    return row.labels
+
+
+def points(filled: Filled) -> Iterator[tuple[str, tuple[str, ...], float]]:
+    """What a signal gave as (suffix of the sample's name, values of the labels that are its own, number)."""
     if isinstance(filled, Histogram):
-        counts = zip(filled.edges, filled.counts, strict=True)
-        yield from _buckets(row, owner, counts, filled.total)
+        yield from _buckets(filled.edges, filled.counts, filled.total)
     elif isinstance(filled, TimeAtLevel):
-        yield from _buckets(row, owner, zip((*filled.edges, math.inf), filled.counts, strict=True), filled.total)
+        yield from _buckets((*filled.edges, math.inf), filled.counts, filled.total)
+    elif not isinstance(filled, Mapping):
+        if filled is not None and math.isfinite(filled):
+            yield "", (), filled
     else:
         for labels, value in values(filled).items():
-            yield Sample(row.full_name, {**owner, **dict(zip(row.labels, labels, strict=True))}, value)
+            yield "", labels, value
 
 
 def _buckets(
-    row: Metric, owner: Mapping[str, str], counts: Iterable[tuple[float, float]], total: float | None
-) -> Iterator[Sample]:
+    edges: Iterable[float], counts: Iterable[float], total: float | None
+) -> Iterator[tuple[str, tuple[str, ...], float]]:
     count = 0.0
-    for edge, count in counts:
-        le = "+Inf" if edge == math.inf else repr(float(edge))
-        yield Sample(f"{row.full_name}_bucket", {**owner, "le": le}, count)
-    yield Sample(f"{row.full_name}_count", dict(owner), count)
+    for edge, count in zip(edges, counts, strict=True):
+        yield BUCKET, (_le(edge),), count
+    yield "_count", (), count
     if total is not None:
-        yield Sample(f"{row.full_name}_sum", dict(owner), total)
+        yield "_sum", (), total
+
+
+@cache
+def _le(edge: float) -> str:
+    return "+Inf" if edge == math.inf else repr(float(edge))
 
 
 def values(filled: Filled) -> dict[tuple[str, ...], float]:

@@ -1,5 +1,7 @@
 """What can be set: the schema of the settings, without where they come from. Unknown keys are errors everywhere."""
 
+import contextlib
+import ipaddress
 import re
 from collections.abc import Mapping, Sequence
 from enum import Enum
@@ -75,6 +77,14 @@ def split_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def is_loopback(host: str) -> bool:
+    """Whether a host can be reached from this machine only."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 class Role(Enum):
     """What an engine does for a request."""
 
@@ -119,6 +129,19 @@ class Scrape(Strict):
         return self
 
 
+RESERVED_LABELS = frozenset(("target", "model_name", "role", "engine", "job", "instance"))
+
+
+def _label_name(name: str) -> str:
+    if not re.fullmatch(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*", name) or name in RESERVED_LABELS:
+        raise ValueError(f"{name!r} cannot be the name of a label on target_info")
+    return name
+
+
+LabelName = Annotated[str, AfterValidator(_label_name)]
+LabelValue = Annotated[str, Field(max_length=256)]
+
+
 class TargetConfig(Strict):
     """One port with one or more engines behind it, and what its metrics cannot say."""
 
@@ -126,6 +149,9 @@ class TargetConfig(Strict):
     name: str = Field("", description="Value of the label target; host and port of the URL if empty.")
     model_name: str | None = Field(None, description="The model, known before the engine first answers.")
     role: Role = Field(Role.BOTH, description="both, prefill or decode.")
+    labels: dict[LabelName, LabelValue] = Field(
+        {}, max_length=32, description="More labels for target_info, such as engine_pod."
+    )
     engines: Labels = Field((), description="Values of the engine label to keep; all if empty.")
     gpus_per_engine: Count = Field(1, description="GPUs that one engine holds.")
     gpu_hour_dollars: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
@@ -170,11 +196,60 @@ class TargetConfig(Strict):
         """The value of the label ``target``: unique among targets."""
         return self.name or urlsplit(self.url).netloc
 
+    @property
+    def address(self) -> tuple[str, int | None, str]:
+        """Host, port and path, in one spelling: two targets with the same address are the same port."""
+        parts = urlsplit(self.url)
+        host = parts.netloc if parts.scheme == "http+unix" else parts.hostname or ""
+        with contextlib.suppress(ValueError):
+            host = str(ipaddress.ip_address(host))
+        return host, parts.port or {"http": 80, "https": 443}.get(parts.scheme), parts.path + self.scrape.path
+
     @model_validator(mode="after")
     def _engines_once(self) -> Self:
         if len(set(self.engines)) != len(self.engines):
             raise ValueError("engines lists an engine twice")
         return self
+
+
+class DnsSource(Strict):
+    """A name that stands for engines: each address, or each host and port of an SRV record, is one."""
+
+    name: str = Field(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9_.-]+$", description="Name to resolve.")
+    type: Literal["A", "AAAA", "SRV"] = Field("A", description="A, AAAA or SRV.")
+    port: int | None = Field(None, ge=1, le=65_535, description="Port of the engines; an SRV record says its own.")
+    scheme: Literal["http", "https"] = Field("http", description="http or https.")
+    settings: dict[str, Any] = Field({}, description="Settings of the targets found, over those at the top.")
+
+    @model_validator(mode="after")
+    def _usable(self) -> Self:
+        if (self.port is None) != (self.type == "SRV"):
+            raise ValueError("A and AAAA need a port, SRV brings its own")
+        found = {"url", "name"} & self.settings.keys()
+        if found:
+            raise ValueError(f"settings must not hold {found.pop()}")
+        TargetConfig.model_validate(self.settings)
+        return self
+
+
+class Discovery(Strict):
+    """Targets that come and go."""
+
+    file_sd: tuple[Path, ...] = Field(
+        (), description="Files as Prometheus's file_sd, JSON or YAML; the last part of a path may hold *."
+    )
+    dns: tuple[DnsSource, ...] = Field((), description="Names to resolve.")
+    dns_refresh_seconds: Seconds = Field(30.0, ge=1, description="Time between two resolutions.")
+    labels: dict[str, LabelName] = Field(
+        {}, description="Labels of file_sd to pass through: their name there, and the name on target_info."
+    )
+    expected_targets: Count | None = Field(None, description="Targets that there should be, all sources together.")
+    max_targets: Count = Field(2_000, description="Targets found beyond so many are dropped with a log line.")
+
+    @property
+    def used(self) -> bool:
+        """Whether there is any source."""
+        return bool(self.file_sd or self.dns)
 
 
 class Options(NamedTuple):
@@ -190,12 +265,23 @@ GROUPS = ("traffic", "scheduler", "latency", "cost", "roofline", "speculation", 
 Group = Literal["traffic", "scheduler", "latency", "cost", "roofline", "speculation", "kv", "use"]
 
 
+SHARED_SETTINGS = frozenset(TargetConfig.model_fields) - {"url", "name"}
+"""Settings of a target that may stand at the top, for all."""
+
+
+def overlap(one: TargetConfig, other: TargetConfig) -> bool:
+    """Whether two targets have an engine in common, as far as their settings tell."""
+    same = one.address == other.address
+    return same and (not one.engines or not other.engines or bool(set(one.engines) & set(other.engines)))
+
+
 class Config(TargetConfig):
     """All settings: those of a target stand for every target that does not set its own."""
 
     targets: tuple[TargetConfig, ...] = Field(
         (), description="Several targets; each may set its own of the settings above. Empty: one, at url."
     )
+    discovery: Discovery = Field(default_factory=Discovery)
     windows: tuple[WindowName, ...] = Field(
         ("1m",), min_length=1, max_length=4, description="Windows of the slow signals."
     )
@@ -204,6 +290,13 @@ class Config(TargetConfig):
     )
     disabled_groups: tuple[Group, ...] = Field((), description="Groups of metrics to leave out.")
     listen_address: ListenAddress = Field(f":{DEFAULT_PORT}", description="Where the sidecar serves.")
+    page_address: ListenAddress | None = Field(
+        None,
+        description="Where the page and the API are; the loopback's next port if null, or with the rest on a loopback.",
+    )
+    web_config_file: ReadableFile | None = Field(
+        None, description="TLS and users of our port, with exporter-toolkit's keys."
+    )
     never_exit: bool = Field(False, description="Serve config_valid 0 instead of exiting on bad settings. For pods.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="debug, info, warning or error."
@@ -216,9 +309,8 @@ class Config(TargetConfig):
         """Fill each target's gaps from the settings at the top."""
         if not isinstance(given, dict) or not isinstance(given.get("targets"), list | tuple):
             return given
-        own = {"url", "name", "targets"}
-        common = {key: value for key, value in given.items() if key in TargetConfig.model_fields and key not in own}
-        merged = [merge(common, target) if isinstance(target, dict) else target for target in given["targets"]]
+        shared = {key: value for key, value in given.items() if key in SHARED_SETTINGS}
+        merged = [merge(shared, target) if isinstance(target, dict) else target for target in given["targets"]]
         return {**given, "targets": merged}
 
     @model_validator(mode="after")
@@ -227,9 +319,7 @@ class Config(TargetConfig):
             for other in self.targets[:position]:
                 if one.label == other.label:
                     raise ValueError(f"two targets are called {one.label}; give them a name each")
-                if one.url == other.url and (
-                    not one.engines or not other.engines or set(one.engines) & set(other.engines)
-                ):
+                if overlap(one, other):
                     raise ValueError(f"targets {other.label} and {one.label} overlap: the same engines of {one.url}")
         return self
 
@@ -237,10 +327,29 @@ class Config(TargetConfig):
         """Settings that concern every target."""
         return Options({name: window_seconds(name) for name in self.windows}, self.quantiles)
 
+    @property
+    def served_page_address(self) -> str:
+        """Where the page and the API are: beside the rest only on a loopback, or where that is asked for."""
+        if self.page_address is not None:
+            return self.page_address
+        host, port = split_address(self.listen_address)
+        if is_loopback(host):
+            return self.listen_address
+        return f"127.0.0.1:{port + 1 if 0 < port < 65_535 else 0}"
+
+    def fixed_targets(self) -> tuple[TargetConfig, ...]:
+        """The targets that do not come and go: those listed, or the one at url where no others are to be found."""
+        return self.targets if self.discovery.used else self.all_targets()
+
     def all_targets(self) -> tuple[TargetConfig, ...]:
         """The targets to watch, at least one."""
         own = {name: getattr(self, name) for name in TargetConfig.model_fields}
         return self.targets or (TargetConfig.model_construct(**own),)
+
+
+def shared_settings(config: Config) -> dict[str, Any]:
+    """What was set at the top for every target, unless a target says otherwise."""
+    return config.model_dump(include=set(SHARED_SETTINGS), exclude_unset=True)
 
 
 def merge(common: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:

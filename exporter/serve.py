@@ -143,13 +143,17 @@ async def serve(listen_address: str, reloader: Reloader, listening: socket.socke
     """Serve until SIGTERM or SIGINT. Without a socket, try to bind until it works."""
     sidecar = Sidecar()
     reloader.apply(sidecar)
-    watching = asyncio.create_task(reloader.watch(sidecar))
+    watching = [
+        asyncio.create_task(reloader.watch(sidecar)),
+        asyncio.create_task(sidecar.discovery.watch(sidecar.watch_targets)),
+    ]
     try:
         listening = listening or await _bound(listen_address)
         log.info("serving", extra={"fields": {"address": listen_address}})
         await server_of(create_app(sidecar)).serve(sockets=[listening])
     finally:
-        watching.cancel()
+        for task in watching:
+            task.cancel()
         await sidecar.targets.stop()
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from exporter.exposition import Failure, Reason, Scraped
 from exporter.pipeline import Pipeline
+from exporter.render import Lines
 from exporter.schema import Config, Options, TargetConfig
 from exporter.scrape import HEALTH_TIMEOUT_SECONDS, Scraper, next_due
 from exporter.signals import slo
@@ -41,6 +42,7 @@ class Target:
 
     def __init__(self, config: TargetConfig, options: Options) -> None:
         self.pipeline = Pipeline(config, options, at=time.monotonic())
+        self.lines = Lines()
         self.version = 0
         self._scraper = Scraper(config)
         self._durations: deque[float] = deque(maxlen=DURATIONS_KEPT)
@@ -71,9 +73,13 @@ class Target:
         patience = max(3 * interval, interval + deadline + HEALTH_TIMEOUT_SECONDS)
         return time.monotonic() - self._ticked_at <= patience + 1.0
 
-    async def watch(self) -> None:
-        """Scrape for ever, on time: a scrape longer than the interval skips ticks and does not shift them."""
-        due = time.monotonic() + random.uniform(0, 0.1) * self.pipeline.interval_seconds  # noqa: S311
+    async def watch(self, phase: float) -> None:
+        """Scrape for ever, on time: a scrape longer than the interval skips ticks and does not shift them.
+
+        Args:
+            phase: when in the interval to begin, 0-1, so that the targets of a fleet take turns.
+        """
+        due = time.monotonic() + min(0.99, phase + random.uniform(0, 0.1)) * self.pipeline.interval_seconds  # noqa: S311
         try:
             while True:
                 await asyncio.sleep(max(0.0, due - time.monotonic()))
@@ -96,7 +102,8 @@ class Target:
             self.pipeline.observe(fault, at=time.monotonic(), unix=time.time())
 
     async def _tick(self) -> None:
-        if self._scraper.config.scrape != self.config.scrape:
+        now = self._scraper.config
+        if (now.url, now.scrape) != (self.config.url, self.config.scrape):
             await self._scraper.close()
             self._scraper = Scraper(self.config)
             self.pipeline.interval_seconds = self.config.scrape.interval_seconds
@@ -146,21 +153,26 @@ class Targets:
     def __iter__(self) -> Iterator[Target]:
         return iter([target for target, _ in self._watched.values()])
 
-    def apply(self, config: Config) -> None:
-        """Watch what the settings say: start what is new, stop what is gone, reconfigure the rest."""
+    def apply(self, config: Config, found: Iterable[TargetConfig] | None = None) -> None:
+        """Watch these targets: start what is new, stop what is gone, reconfigure the rest.
+
+        Args:
+            config: the settings.
+            found: the targets; by default those that the settings list.
+        """
         options = config.options()
-        wanted = {target.label: target for target in config.all_targets()}
+        wanted = {target.label: target for target in (config.all_targets() if found is None else found)}
         for label, (target, task) in list(self._watched.items()):
             if label not in wanted or _scraping(wanted[label]) != _scraping(target.config):
                 task.cancel()
                 del self._watched[label]
-        for label, target_config in wanted.items():
-            if label in self._watched:
-                self._watched[label][0].configure(target_config, options)
-            else:
-                target = Target(target_config, options)
-                task = asyncio.create_task(target.watch(), name=f"watch {label}")
-                self._watched[label] = (target, task)
+        new = [target for label, target in wanted.items() if label not in self._watched]
+        for label, (target, _) in self._watched.items():
+            target.configure(wanted[label], options)
+        for position, target_config in enumerate(new):
+            target = Target(target_config, options)
+            task = asyncio.create_task(target.watch(position / len(new)), name=f"watch {target_config.label}")
+            self._watched[target_config.label] = (target, task)
 
     async def stop(self) -> None:
         """Stop all watching."""
@@ -171,5 +183,5 @@ class Targets:
 
 
 def _scraping(config: TargetConfig) -> object:
-    """The settings whose change means another target."""
-    return config.url, config.engines, config.scrape.max_series
+    """The settings whose change means another target; one of the same name at another address has only moved."""
+    return config.engines, config.scrape.max_series

@@ -1,7 +1,7 @@
 """Histograms as increases over a window, and what can be said of them: quantiles, means, shares, bounds."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
@@ -100,18 +100,18 @@ def _read(window: Window, series: str, what: str, value_at: Callable[[int], floa
 
 
 def _histogram(window: Window, series: str, value_at: Callable[[int], float | None]) -> Histogram | None:
-    edges, found = [], []
-    for edge, slot in window.columns.buckets(series):
-        if window.last_at(slot) is None:
-            continue
-        count = value_at(slot)
-        if count is None:
-            return None
-        edges.append(edge)
-        found.append(count)
-    if len(found) < 2 or edges[-1] != math.inf:
+    last = window.rows[-1].numbers
+    buckets = [(edge, slot) for edge, slot in window.columns.buckets(series) if _stands(last, slot)]
+    if len(buckets) < 2 or buckets[-1][0] != math.inf:
+        return None
+    found = [value_at(slot) for _, slot in buckets]
+    if None in found:
         return None
     # Several API processes write one after the other: a bucket may be a moment behind the one below it.
-    counts = tuple(accumulate(found, max))
+    counts = tuple(accumulate((count for count in found if count is not None), max))
     total = window.columns.get(Column(series, Part.SUM))
-    return Histogram(tuple(edges), counts, None if total is None else value_at(total))
+    return Histogram(tuple(edge for edge, _ in buckets), counts, None if total is None else value_at(total))
+
+
+def _stands(numbers: Sequence[float], slot: int) -> bool:
+    return slot < len(numbers) and not math.isnan(numbers[slot])

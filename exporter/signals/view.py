@@ -27,13 +27,33 @@ class State(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class SourceView:
+    """A source of targets: whether its last answer was good, how many it names, how many of them were dropped."""
+
+    name: str
+    valid: bool
+    targets: int
+    dropped: int
+    good_unix_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class SelfView:
-    """The sidecar: its versions, and whether its settings are good."""
+    """The sidecar: its versions, whether its settings are good, and all it watches.
+
+    Attributes:
+        targets: every target.
+        expected_targets: how many there should be; None where that is not set.
+        sources: where targets are found, each asked at least once.
+    """
 
     version: str
     python_version: str
     config_valid: bool
     config_reload_unix_seconds: float | None
+    targets: Sequence["TargetView"] = ()
+    expected_targets: int | None = None
+    sources: Sequence[SourceView] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,138 @@
+"""Targets from files in the form of Prometheus's file_sd, JSON or YAML."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+from pydantic import ValidationError
+
+from exporter.schema import Config, TargetConfig, merge, shared_settings
+
+SETTING_LABEL = "__sidecar_"
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class BadSourceError(ValueError):
+    """A source of targets that cannot be used, as one line."""
+
+
+class Answer(NamedTuple):
+    """What a source names, None if it cannot be known, and what is wrong, if anything."""
+
+    found: Sequence[TargetConfig] | None
+    problem: str | None
+
+
+def parse_file_sd(content: bytes, config: Config) -> list[TargetConfig]:
+    """The targets of one file: a list of groups, each with ``targets`` and ``labels``.
+
+    ``__scheme__`` and ``__metrics_path__`` mean what they mean to Prometheus, ``__sidecar_<setting>`` is a setting of
+    the target (``__`` goes one level down), except of files to read. Other labels are passed through under the names
+    set for them.
+
+    Raises:
+        BadSourceError: with what is wrong.
+    """
+    try:
+        # JSON is a subset, but for tabs and for speed.
+        groups = json.loads(content) if content.lstrip()[:1] == b"[" else yaml.load(content, _LOADER)  # noqa: S506
+    except (ValueError, yaml.YAMLError) as error:
+        raise BadSourceError(f"neither JSON nor YAML: {getattr(error, 'problem', None) or error}") from None
+    if not isinstance(groups, list):
+        raise BadSourceError("not a list of groups")
+    return [
+        target for position, group in enumerate(groups) for target in _group(group, f"group {position + 1}", config)
+    ]
+
+
+def _group(group: object, where: str, config: Config) -> list[TargetConfig]:
+    if not isinstance(group, dict) or not isinstance(group.get("targets"), list):
+        raise BadSourceError(f"{where} has no list of targets")
+    if unknown := group.keys() - {"targets", "labels"}:
+        raise BadSourceError(f"{where}: unknown key {min(map(str, unknown))}")
+    labels = group.get("labels") or {}
+    if not isinstance(labels, dict) or not all(isinstance(value, str) for value in labels.values()):
+        raise BadSourceError(f"{where}: labels must be strings by name")
+    if not all(isinstance(address, str) and address and "/" not in address for address in group["targets"]):
+        raise BadSourceError(f"{where}: a target must be HOST:PORT")
+    settings = _settings(labels, where, config)
+    scheme = labels.get("__scheme__", "http")
+    try:
+        return [
+            TargetConfig.model_validate({**settings, "url": f"{scheme}://{address}"}) for address in group["targets"]
+        ]
+    except ValidationError as error:
+        raise BadSourceError(f"{where}: {_first(error)}") from None
+
+
+def _settings(labels: dict[str, str], where: str, config: Config) -> dict[str, Any]:
+    own: dict[str, Any] = {}
+    if "__metrics_path__" in labels:
+        own = {"scrape": {"path": labels["__metrics_path__"]}}
+    for label, value in labels.items():
+        if not label.startswith(SETTING_LABEL):
+            continue
+        path = label.removeprefix(SETTING_LABEL).split("__")
+        if path[-1].endswith("_file") or path[0] in ("url", "labels"):
+            raise BadSourceError(f"{where}: {label} cannot be set here")
+        nested: Any = value
+        for key in reversed(path):
+            nested = {key: nested}
+        own = merge(own, nested)
+    passed = {name: labels[label] for label, name in config.discovery.labels.items() if label in labels}
+    return merge(shared_settings(config), {**own, "labels": passed})
+
+
+def _first(error: ValidationError) -> str:
+    found = error.errors()[0]
+    return f"{'.'.join(str(part) for part in found['loc'])}: {found['msg'].removeprefix('Value error, ')}"
+
+
+class Files:
+    """The files of one pattern. Each is read again when it changes, and keeps its last good targets when invalid."""
+
+    def __init__(self, pattern: Path) -> None:
+        self._pattern = pattern
+        self._stamps: dict[Path, object] = {}
+        self._found: dict[Path, list[TargetConfig]] = {}
+        self._problems: dict[Path, str] = {}
+        self.missing = False
+
+    async def __call__(self, config: Config) -> Answer:
+        """The targets of all files, and what is wrong with the first that is wrong."""
+        several = "*" in self._pattern.name
+        paths = sorted(self._pattern.parent.glob(self._pattern.name)) if several else [self._pattern]
+        for path in self._stamps.keys() - set(paths):
+            del self._stamps[path]
+            self._found.pop(path, None)
+            self._problems.pop(path, None)
+        self.missing = False
+        for path in paths:
+            await self._read(path, config)
+        found = [target for path in paths for target in self._found.get(path, ())]
+        return Answer(found, next(iter(self._problems.values()), None))
+
+    async def _read(self, path: Path, config: Config) -> None:
+        try:
+            stamp = _stamp(path)
+            if self._stamps.get(path) == stamp:
+                return
+            self._found[path] = await asyncio.to_thread(lambda: parse_file_sd(path.read_bytes(), config))
+        except OSError as error:
+            self.missing = self.missing or isinstance(error, FileNotFoundError)
+            self._stamps.pop(path, None)
+            self._problems[path] = f"cannot read {path}: {error.strerror}"
+        except BadSourceError as error:
+            self._stamps[path] = stamp
+            self._problems[path] = f"{path}: {error}"
+        else:
+            self._stamps[path] = stamp
+            self._problems.pop(path, None)
+
+
+def _stamp(path: Path) -> object:
+    status = path.stat()
+    return status.st_ino, status.st_mtime_ns, status.st_size
