@@ -54,9 +54,7 @@ class Engines:
 
         await asyncio.start_server(connected, "127.0.0.1", port)
 
-    async def _answer(
-        self, number: int, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def _answer(self, number: int, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         fault = fault_of(number)
         while True:
             request = await reader.readuntil(b"\r\n\r\n")

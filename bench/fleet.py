@@ -214,14 +214,20 @@ def main() -> int:
     per_engine = (report.fleet_mib - report.base_mib) / max(1, options.engines - 1)
     print(f"{options.engines} engines, {options.interval:g} s, {options.seconds:g} s, a fifth slow or failing")
     print(f"scrapes of good engines         {len(late) + len(late_killed)}")
-    print(f"off the interval, s             median {statistics.median(late):.3f}, p99 "
-          f"{statistics.quantiles(late, n=100)[98]:.3f}, worst {max(late):.3f}")
+    print(
+        f"off the interval, s             median {statistics.median(late):.3f}, p99 "
+        f"{statistics.quantiles(late, n=100)[98]:.3f}, worst {max(late):.3f}"
+    )
     print(f"the same, once back after a kill worst {max(late_killed):.3f}")
     print(f"processor, share of one core    {report.cpu_ratio:.2f}")
-    print(f"memory, MiB                     {report.base_mib:.1f} with one engine, {report.fleet_mib:.1f} with all: "
-          f"{per_engine:.2f} each")
-    print(f"our /metrics, s                 median {statistics.median(report.read_seconds):.2f}, worst "
-          f"{max(report.read_seconds):.2f}, {report.read_bytes / 1e6:.1f} MB unpacked")
+    print(
+        f"memory, MiB                     {report.base_mib:.1f} with one engine, {report.fleet_mib:.1f} with all: "
+        f"{per_engine:.2f} each"
+    )
+    print(
+        f"our /metrics, s                 median {statistics.median(report.read_seconds):.2f}, worst "
+        f"{max(report.read_seconds):.2f}, {report.read_bytes / 1e6:.1f} MB unpacked"
+    )
     kept = max(late) <= options.interval / 2 and per_engine <= 1.0 and max(report.read_seconds) < 1.0
     print("within the budgets" if kept else "NOT within the budgets")
     return 0 if kept else 1

@@ -36,6 +36,7 @@ class Sidecar:
         self.discovery = Discovery()
         self.config: Config | None = None
         self.config_valid = False
+        self.web_config_valid = True
         self.config_reload_unix_seconds: float | None = None
         self.disabled_groups: Sequence[str] = ()
         # These collectors register where they are made unless told not to; nowhere is where we want them.
@@ -73,7 +74,7 @@ class Sidecar:
         return SelfView(
             __version__,
             platform.python_version(),
-            self.config_valid,
+            self.config_valid and self.web_config_valid,
             self.config_reload_unix_seconds,
             targets,
             None if self.config is None else self.config.discovery.expected_targets,
@@ -124,9 +125,19 @@ def _format(accept: str) -> tuple[Encode, str]:
     return choose_encoder("") if "escaping=dots" in content_type else (encode, content_type)
 
 
-def create_app(sidecar: Sidecar) -> FastAPI:
-    """The application over a sidecar's state."""
-    app = FastAPI(title="vLLM Sidecar", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
+def create_app(sidecar: Sidecar, *, page: bool = True) -> FastAPI:
+    """The application over a sidecar's state: the metrics, the probes, and the page with its API if it is to be here.
+
+    Nothing that a request holds makes it ask anybody anything.
+    """
+    app = FastAPI(
+        title="vLLM Sidecar",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url="/openapi.json" if page else None,
+        redirect_slashes=False,
+    )
 
     @app.api_route("/metrics", methods=["GET", "HEAD"], include_in_schema=False)
     @app.api_route("/metrics/", methods=["GET", "HEAD"], include_in_schema=False)
@@ -151,6 +162,12 @@ def create_app(sidecar: Sidecar) -> FastAPI:
             return Response("no valid settings yet\n", status_code=503, media_type="text/plain")
         return Response("ready\n", media_type="text/plain")
 
+    if page:
+        _add_page(app, sidecar)
+    return app
+
+
+def _add_page(app: FastAPI, sidecar: Sidecar) -> None:
     @app.api_route("/api/v1/signals", methods=["GET", "HEAD"])
     async def signals() -> Response:
         """Every signal of every target and its engines; null is not known."""
@@ -162,5 +179,3 @@ def create_app(sidecar: Sidecar) -> FastAPI:
         return HTMLResponse(
             PAGE.read_text(), headers={"Content-Security-Policy": "default-src 'self'; style-src 'unsafe-inline'"}
         )
-
-    return app

@@ -87,6 +87,12 @@ def _parser() -> _Parser:
     parser.add_argument("--config.check", dest="config_check", action="store_true", help="check settings and exit")
     parser.add_argument("--never-exit", action="store_true", help="serve config_valid 0 instead of exiting")
     parser.add_argument("--web.listen-address", dest="listen_address", metavar="[HOST]:PORT", help="where to serve")
+    parser.add_argument(
+        "--web.page-address", dest="page_address", metavar="[HOST]:PORT", help="where to serve the page and the API"
+    )
+    parser.add_argument(
+        "--web.config.file", dest="web_config_file", type=Path, metavar="FILE", help="TLS and users of our port"
+    )
     parser.add_argument("--log.level", dest="log_level", metavar="LEVEL", help="debug, info, warning or error")
     parser.add_argument("--log.format", dest="log_format", metavar="FORMAT", help="logfmt or json")
     parser.set_defaults(run=_serve, wrong=None)
@@ -123,13 +129,14 @@ def _parser() -> _Parser:
 def _settings(options: argparse.Namespace, **more: Any) -> Config:
     if options.wrong:
         raise BadSettingsError(options.wrong)
-    names = ("listen_address", "log_level", "log_format")
+    names = ("listen_address", "page_address", "web_config_file", "log_level", "log_format")
     flags = {name: getattr(options, name) for name in names}
     return load(options.config_file, never_exit=options.never_exit or None, **flags, **more)
 
 
 def _serve(options: argparse.Namespace) -> int:
     from exporter import serve
+    from exporter.webconfig import BadWebConfigError, Web
 
     never_exit = _never_exit(options.never_exit)
     try:
@@ -138,23 +145,54 @@ def _serve(options: argparse.Namespace) -> int:
         if options.config_check or not never_exit:
             raise
         config = _fallback(options)
+    never_exit = never_exit or config.never_exit
+    web = Web(config.web_config_file)
+    if not never_exit or options.config_check:
+        _check(config)
+    try:
+        web.load()
+    except BadWebConfigError as error:
+        if options.config_check or not never_exit:
+            raise BadSettingsError(str(error)) from None
     if options.config_check:
         print("settings are valid")
         return OK
     log.set_up(config.log_level, config.log_format)
-    try:
-        listening = _listen(config.listen_address)
-    except BadSettingsError:
-        if not (never_exit or config.never_exit):
-            raise
-        listening = None
+    sockets = {}
+    for address in {config.listen_address, config.served_page_address}:
+        try:
+            sockets[address] = _listen(address)
+        except BadSettingsError:
+            if not never_exit:
+                raise
     reloader = serve.Reloader(lambda: _settings(options), BadSettingsError, options.config_file)
     runner = asyncio.Runner()
     with contextlib.suppress(KeyboardInterrupt):
-        runner.run(serve.serve(config.listen_address, reloader, listening))
+        runner.run(serve.serve(config, reloader, web, sockets))
     # All is stopped but threads that wait for a name server, and those cannot be: Python would wait for them.
     logging.shutdown()
     os._exit(OK)
+
+
+def _check(config: Config) -> None:
+    """What is refused at the start only: later an invalid file leaves the last good one in force."""
+    from exporter.discovery import Discovery
+    from exporter.file_sd import BadSourceError
+    from exporter.tls import client_context, problem
+
+    discovery = Discovery()
+    discovery.use(config)
+    try:
+        asyncio.run(discovery.check())
+    except BadSourceError as error:
+        raise BadSettingsError(str(error)) from None
+    for target in config.all_targets():
+        if target.scrape.ca_file or target.scrape.cert_file:
+            try:
+                client_context(target.scrape)
+            except OSError as error:
+                names = [str(path) for path in (target.scrape.ca_file, target.scrape.cert_file) if path]
+                raise BadSettingsError(f"cannot use {' or '.join(names)}: {problem(error)}") from None
 
 
 def _listen(address: str) -> socket.socket:

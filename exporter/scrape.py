@@ -16,6 +16,7 @@ import httpx
 
 from exporter.exposition import Failure, Reason, Scraped
 from exporter.schema import TargetConfig
+from exporter.tls import client_context, file_version, problem
 from exporter.upstream import PREFIXES, filter_names
 
 # Text 0.0.4, or whatever there is. OpenMetrics is not named, though it is read: prometheus_client takes the name for
@@ -178,14 +179,14 @@ class Scraper:
         scrape = self.config.scrape
         paths = (scrape.ca_file, scrape.cert_file, scrape.key_file)
         try:
-            files = tuple(_version(path) for path in paths)
+            files = tuple(file_version(path) for path in paths)
             if self._transport is not None and files == self._files:
                 return self._transport
             await self.close()
             parts = urlsplit(self.config.url)
-            verify = self._ssl_context() if parts.scheme == "https" else False
+            verify = client_context(scrape) if parts.scheme == "https" else False
         except OSError as error:
-            raise _UnusableFileError(Reason.TLS, f"certificate files: {error.strerror}") from None
+            raise _UnusableFileError(Reason.TLS, f"certificate files: {problem(error)}") from None
         self._transport = httpx.AsyncHTTPTransport(
             verify=verify,
             uds=unquote(parts.netloc) if parts.scheme == "http+unix" else None,
@@ -194,24 +195,6 @@ class Scraper:
         )
         self._files = files
         return self._transport
-
-    def _ssl_context(self) -> ssl.SSLContext:
-        scrape = self.config.scrape
-        context = ssl.create_default_context(cafile=scrape.ca_file)
-        if scrape.cert_file is not None:
-            # A password that is none: OpenSSL would ask for one on the terminal.
-            context.load_cert_chain(scrape.cert_file, scrape.key_file, password="")
-        if scrape.insecure_skip_verify:
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
-        return context
-
-
-def _version(path: Path | None) -> object:
-    if path is None:
-        return None
-    status = path.stat()
-    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 class _UnusableFileError(ValueError):

@@ -2,18 +2,24 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
+import resource
 import signal
 import socket
-from collections.abc import Callable, Iterator
+import ssl
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
 
 import uvicorn
-from fastapi import FastAPI
 
 from exporter.app import Sidecar, create_app
+from exporter.connection import Connection
+from exporter.guard import App, Guard, Rate
 from exporter.schema import Config, split_address
+from exporter.webconfig import BadWebConfigError, Web
 
 log = logging.getLogger("exporter.serve")
 
@@ -109,9 +115,18 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
+        _running.add(self)
         for each in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(each, self.handle_exit, each, None)
-        yield
+            loop.add_signal_handler(each, _end_all, each)
+        try:
+            yield
+        finally:
+            _running.discard(self)
+
+    def end(self) -> None:
+        """Stop serving, letting what is being answered end for a moment."""
+        self.should_exit = True
+        self._asked_to_stop.set()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)
@@ -125,36 +140,124 @@ class _Server(uvicorn.Server):
                     await self._asked_to_stop.wait()
 
 
-def server_of(app: FastAPI) -> uvicorn.Server:
-    """A server for an application, with our logging and a short farewell."""
-    return _Server(
-        uvicorn.Config(
-            app,
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            server_header=False,
-            timeout_graceful_shutdown=SHUTDOWN_SECONDS,
-        )
+_running: set[_Server] = set()
+
+
+def _end_all(sig: int) -> None:
+    for server in list(_running):
+        server.handle_exit(sig, None)
+
+
+def server_of(app: App, context: ssl.SSLContext | None = None) -> _Server:
+    """A server for an application, with our logging, patience limited, and a short farewell."""
+    config = uvicorn.Config(
+        app,
+        http=Connection,
+        ws="none",
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
     )
+    config.load()
+    config.ssl = context
+    return _Server(config)
 
 
-async def serve(listen_address: str, reloader: Reloader, listening: socket.socket | None) -> None:
-    """Serve until SIGTERM or SIGINT. Without a socket, try to bind until it works."""
+async def serve(config: Config, reloader: Reloader, web: Web, sockets: Mapping[str, socket.socket]) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    Args:
+        config: where to serve.
+        reloader: the settings.
+        web: TLS and users; has been read.
+        sockets: listening already, by address; others are bound as soon as that works.
+    """
+    bound_resources()
     sidecar = Sidecar()
     reloader.apply(sidecar)
     watching = [
         asyncio.create_task(reloader.watch(sidecar)),
         asyncio.create_task(sidecar.discovery.watch(sidecar.watch_targets)),
     ]
+    main, page = config.listen_address, config.served_page_address
+    rate = Rate()
+    sites = [Site(main, Guard(create_app(sidecar, page=page == main), web, rate), web)]
+    if page != main:
+        sites.append(Site(page, Guard(create_app(sidecar), web, rate), web))
     try:
-        listening = listening or await _bound(listen_address)
-        log.info("serving", extra={"fields": {"address": listen_address}})
-        await server_of(create_app(sidecar)).serve(sockets=[listening])
+        watching.append(asyncio.create_task(_watch_web(web, sidecar, sites)))
+        async with asyncio.TaskGroup() as serving:
+            for site in sites:
+                serving.create_task(site.serve(sockets.get(site.address)))
     finally:
         for task in watching:
             task.cancel()
         await sidecar.targets.stop()
+
+
+def bound_resources() -> None:
+    """As many open files as we may have: one a target, one a reader."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    # Names that do not resolve hold a thread each for seconds; they must not wait for one another.
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(64, thread_name_prefix="aside"))
+    # What is kept hardly ever forms cycles, and there is much of it to search.
+    gc.set_threshold(20_000, 20, 50)
+
+
+async def _watch_web(web: Web, sidecar: Sidecar, sites: Sequence["Site"]) -> None:
+    while True:
+        await asyncio.sleep(SETTINGS_CHECKED_EVERY_SECONDS)
+        if not web.changed():
+            continue
+        try:
+            await asyncio.to_thread(web.load)
+        except BadWebConfigError as error:
+            sidecar.web_config_valid = False
+            log.error("web config refused, the last good one stays in force", extra={"fields": {"reason": str(error)}})
+            continue
+        sidecar.web_config_valid = True
+        log.info("web config reloaded")
+        for site in sites:
+            site.renew()
+
+
+class Site:
+    """One address we serve on.
+
+    Args:
+        address: where.
+        app: what.
+        web: TLS; asked again at each renewal.
+    """
+
+    def __init__(self, address: str, app: App, web: Web) -> None:
+        self.address = address
+        self._app = app
+        self._web = web
+        self._server: _Server | None = None
+        self._again = False
+
+    def renew(self) -> None:
+        """Serve with what the web config file says now; connections that stand are ended, none is refused."""
+        self._again = True
+        if self._server is not None:
+            self._server.end()
+
+    async def serve(self, listening: socket.socket | None) -> None:
+        """Serve until told to stop."""
+        listening = listening or await _bound(self.address)
+        log.info("serving", extra={"fields": {"address": self.address, "tls": self._web.context is not None}})
+        with listening:
+            self._again = True
+            while self._again:
+                self._again = False
+                self._server = server_of(self._app, self._web.context)
+                # A server closes the sockets it is given; ours goes on listening while the next one starts.
+                await self._server.serve(sockets=[listening.dup()])
 
 
 async def _bound(address: str) -> socket.socket:

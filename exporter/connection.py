@@ -1,0 +1,64 @@
+"""One connection to our port: bounded in number and in time, so that neither many clients nor slow ones hold us up."""
+
+import asyncio
+
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+
+REQUEST_SECONDS = 10.0
+ANSWER_SECONDS = 60.0
+MAX_CONNECTIONS = 512
+MAX_CONNECTIONS_OF_ONE = 128
+
+
+class Connection(H11Protocol):
+    """uvicorn's, with a deadline for a whole request to come and another for its answer to be taken."""
+
+    _deadline: asyncio.TimerHandle | None = None
+    _answering = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take a connection in, or drop it if there are too many."""
+        super().connection_made(transport)
+        of_one = sum(1 for each in self.connections if _host(each) == _host(self))
+        if len(self.connections) > MAX_CONNECTIONS or of_one > MAX_CONNECTIONS_OF_ONE:
+            transport.abort()
+            return
+        self._arm()
+
+    def data_received(self, data: bytes) -> None:
+        """Take in a part of a request."""
+        super().data_received(data)
+        if self._deadline is None or self._answering != self._answers():
+            self._arm()
+
+    def on_response_complete(self) -> None:
+        """The answer is written; uvicorn's own timeout closes a connection that now stays idle."""
+        super().on_response_complete()
+        self._disarm()
+        if self._answers():  # the next request was there already
+            self._arm()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone."""
+        self._disarm()
+        super().connection_lost(exc)
+
+    def _answers(self) -> bool:
+        cycle: RequestResponseCycle | None = self.cycle  # None before the first request
+        return cycle is not None and not cycle.response_complete
+
+    def _arm(self) -> None:
+        self._disarm()
+        self._answering = self._answers()
+        seconds = ANSWER_SECONDS if self._answering else REQUEST_SECONDS
+        self._deadline = self.loop.call_later(seconds, self.transport.abort)
+
+    def _disarm(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+
+def _host(connection: object) -> str:
+    client: tuple[str, int] | None = getattr(connection, "client", None)
+    return client[0] if client else ""
