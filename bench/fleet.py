@@ -24,9 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
 
-from bench.engines import fault_of
+from engines import fault_of
 
 PROCESSES = 5
 READ_EVERY_SECONDS = 15.0

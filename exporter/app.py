@@ -15,6 +15,7 @@ from prometheus_client.core import Metric as Family
 from prometheus_client.exposition import choose_encoder, gzip_accepted
 
 from exporter import __version__, collect
+from exporter.aside import aside
 from exporter.discovery import Discovery
 from exporter.render import Encode, Lines, exposition
 from exporter.schema import Config
@@ -89,7 +90,7 @@ class Sidecar:
             if time.monotonic() - made >= REUSED_SECONDS:
                 body = exposition(await self._lines(), self._of_process(), encode)
                 if compressed:
-                    body = await asyncio.to_thread(gzip.compress, body, compresslevel=1)
+                    body = await aside(gzip.compress, body, compresslevel=1)
                 now = time.monotonic()
                 self._rendered = {key: kept for key, kept in self._rendered.items() if now - kept[0] < REUSED_SECONDS}
                 self._rendered[content_type, compressed] = (now, body)

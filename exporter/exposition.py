@@ -12,7 +12,7 @@ from operator import ne
 from typing import NamedTuple
 
 from exporter.snapshot import TARGET, Engine, Layout, Snapshot
-from exporter.upstream import SAMPLES, Column, Part, Sample
+from exporter.upstream import PREFIXES, SAMPLES, SERIES, Column, Part, Sample
 
 
 class Reason(Enum):
@@ -115,6 +115,33 @@ def _le(text: str) -> str:
     if math.isnan(edge):
         raise ValueError("a bucket without an edge")
     return "+Inf" if edge == math.inf else repr(edge)
+
+
+MAX_ENGINES = 256
+"""Behind one port. Each has hundreds of series with us, whatever it has there."""
+MAX_NAME_CHARACTERS = 1_024
+LARGE_BYTES, LARGE_LINES = 2**20, 10_000
+"""A body with more is condensed first, aside."""
+LONGEST_LINE_BYTES = 2**16
+_OUR_STARTS = tuple(name.encode() for name in (*PREFIXES, *{row.name for row in SERIES.values() if not row.prefixed}))
+
+
+def is_large(body: bytes) -> bool:
+    """Whether reading a body would hold up the event loop."""
+    return len(body) > LARGE_BYTES or body.count(b"\n") > LARGE_LINES
+
+
+def condense(body: bytes, max_lines: int) -> bytes | Failure:
+    """The lines of a large body that may be ours, and how it ends. An overlong line becomes a malformed one.
+
+    Knows no slots and changes nothing, so it can run beside the event loop.
+    """
+    lines = body.split(b"\n")
+    kept = [line[:LONGEST_LINE_BYTES] for line in lines[:-2] if line.startswith(_OUR_STARTS)]
+    if len(kept) > max_lines:
+        return Failure(Reason.TOO_LARGE, f"more than {max_lines} lines of ours")
+    # Without any: some lines, so that the parser can tell what it is instead; always the end, which tells a cut.
+    return b"\n".join([*(kept or lines[:10]), *(line[:LONGEST_LINE_BYTES] for line in lines[-2:])])
 
 
 _IGNORED = -1
@@ -221,7 +248,9 @@ class Parser:
             if slot == _IGNORED:
                 continue
             if slot >= self._max_series:
-                return Failure(Reason.TOO_LARGE, f"more than {self._max_series} series of ours")
+                return Failure(
+                    Reason.TOO_LARGE, f"more than {self._max_series} series of ours"
+                )
             if slot >= len(values):
                 values.extend([None] * (slot + 1 - len(values)))
             if values[slot] is None:
@@ -272,6 +301,10 @@ class Parser:
                 return _IGNORED
             # Triton's backend labels the model ``model``.
             owner = Engine(line.labels.get("model_name", line.labels.get("model", "")), engine)
+            if len(owner.model_name) + len(engine) > MAX_NAME_CHARACTERS:
+                raise ValueError("a name that would stand in each of our series is too long")
+            if owner not in self._layout.engines and len(self._layout.engines) >= MAX_ENGINES:
+                return self._max_series
         labels = tuple(line.labels.get(name, "") for name in series.labels)
         if sample.part is Part.BUCKET:
             labels = (_le(line.labels.get("le", "")),)

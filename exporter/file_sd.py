@@ -1,6 +1,5 @@
 """Targets from files in the form of Prometheus's file_sd, JSON or YAML."""
 
-import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any, NamedTuple
 import yaml
 from pydantic import ValidationError
 
+from exporter.aside import aside
 from exporter.schema import Config, TargetConfig, merge, shared_settings
 
 SETTING_LABEL = "__sidecar_"
@@ -120,7 +120,7 @@ class Files:
             stamp = _stamp(path)
             if self._stamps.get(path) == stamp:
                 return
-            self._found[path] = await asyncio.to_thread(lambda: parse_file_sd(path.read_bytes(), config))
+            self._found[path] = await aside(lambda: parse_file_sd(path.read_bytes(), config))
         except OSError as error:
             self.missing = self.missing or isinstance(error, FileNotFoundError)
             self._stamps.pop(path, None)

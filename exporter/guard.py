@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from exporter.aside import aside
 from exporter.webconfig import Web
 
 Scope = MutableMapping[str, Any]
@@ -90,7 +91,7 @@ class Logins:
         self._waiting += 1
         try:
             async with self._one:
-                good = await asyncio.to_thread(_matches, password.encode(), hashed or _NOBODY)
+                good = await aside(_matches, password.encode(), hashed or _NOBODY)
         finally:
             self._waiting -= 1
         if good and hashed:

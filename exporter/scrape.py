@@ -14,7 +14,8 @@ from urllib.parse import unquote, urlsplit
 
 import httpx
 
-from exporter.exposition import Failure, Reason, Scraped
+from exporter.aside import aside
+from exporter.exposition import LARGE_BYTES, Failure, Reason, Scraped, condense, is_large
 from exporter.schema import TargetConfig
 from exporter.tls import client_context, file_version, problem
 from exporter.upstream import PREFIXES, filter_names
@@ -37,10 +38,17 @@ class Scraper:
     Args:
         config: the target's settings.
         clock: monotonic seconds, for when a full scrape is due.
+        large_bodies: shared by all targets: so many may hold a large body at once. None ever waits with a usual one.
     """
 
-    def __init__(self, config: TargetConfig, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        config: TargetConfig,
+        clock: Callable[[], float] = time.monotonic,
+        large_bodies: asyncio.Semaphore | None = None,
+    ) -> None:
         self.config = config
+        self._large_bodies = large_bodies or asyncio.Semaphore()
         self._clock = clock
         self._transport: httpx.AsyncHTTPTransport | None = None
         self._files: tuple[object, ...] = ()
@@ -126,24 +134,32 @@ class Scraper:
         if encoding not in ("identity", "", "gzip", "x-gzip"):
             return Failure(Reason.ENCODING, f"Content-Encoding {encoding[:40]!r}, which was not asked for")
         try:
-            body = await self._body(response, gzipped=encoding.endswith("gzip"))
+            async with contextlib.AsyncExitStack() as permit:
+                body = await self._body(response, permit, gzipped=encoding.endswith("gzip"))
+                if not isinstance(body, Failure) and is_large(body):
+                    body = await aside(condense, body, 2 * self.config.scrape.max_series)
         except httpx.RemoteProtocolError as error:
             return Failure(Reason.PARSE, f"the answer is cut off: {error}"[:LONGEST_DETAIL])
         openmetrics = response.headers.get("content-type", "").startswith("application/openmetrics-text")
         return body if isinstance(body, Failure) else (body, openmetrics)
 
-    async def _body(self, response: httpx.Response, *, gzipped: bool) -> bytes | Failure:
-        """The body, decompressed no further than the limit, whatever it would unpack to."""
+    async def _body(
+        self, response: httpx.Response, permit: contextlib.AsyncExitStack, *, gzipped: bool
+    ) -> bytes | Failure:
+        """The body, decompressed no further than the limit, whatever it would unpack to. A large one needs a permit."""
         limit = self.config.scrape.max_body_bytes
         unpack = zlib.decompressobj(wbits=31) if gzipped else None
         body = bytearray()
         async for chunk in response.stream:  # type: ignore[union-attr]
+            size = len(body)
             try:
                 body += unpack.decompress(chunk, limit + 1 - len(body)) if unpack else chunk
             except zlib.error:
                 return Failure(Reason.ENCODING, "Content-Encoding says gzip, the body is not")
             if len(body) > limit:
                 return Failure(Reason.TOO_LARGE, f"more than {limit} bytes")
+            if len(body) > LARGE_BYTES >= size:
+                await permit.enter_async_context(self._large_bodies)
             if unpack and unpack.unused_data:
                 return Failure(Reason.ENCODING, "the compressed body goes on after its end")
         if unpack and not unpack.eof:

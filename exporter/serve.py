@@ -16,6 +16,7 @@ from types import FrameType
 import uvicorn
 
 from exporter.app import Sidecar, create_app
+from exporter.aside import aside
 from exporter.connection import Connection
 from exporter.guard import App, Guard, Rate
 from exporter.schema import Config, split_address
@@ -203,7 +204,7 @@ def bound_resources() -> None:
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     # Names that do not resolve hold a thread each for seconds; they must not wait for one another.
-    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(64, thread_name_prefix="aside"))
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(64, thread_name_prefix="names"))
     # What is kept hardly ever forms cycles, and there is much of it to search.
     gc.set_threshold(20_000, 20, 50)
 
@@ -214,7 +215,7 @@ async def _watch_web(web: Web, sidecar: Sidecar, sites: Sequence["Site"]) -> Non
         if not web.changed():
             continue
         try:
-            await asyncio.to_thread(web.load)
+            await aside(web.load)
         except BadWebConfigError as error:
             sidecar.web_config_valid = False
             log.error("web config refused, the last good one stays in force", extra={"fields": {"reason": str(error)}})

@@ -19,6 +19,8 @@ log = logging.getLogger("exporter.targets")
 
 SHARE_OF_EVENT_LOOP = 0.01
 LONGEST_STRETCH_SECONDS = 5.0
+LARGE_BODIES = 4
+"""Bodies over a megabyte held at once, of all targets."""
 DURATIONS_KEPT = 60
 DURATIONS_JUDGED = 10
 """Fewer scrapes than these do not tell what one costs: the first ones open connections."""
@@ -40,11 +42,12 @@ def stretched(interval_seconds: float, durations: Iterable[float]) -> float:
 class Target:
     """A target being watched."""
 
-    def __init__(self, config: TargetConfig, options: Options) -> None:
+    def __init__(self, config: TargetConfig, options: Options, large_bodies: asyncio.Semaphore | None = None) -> None:
         self.pipeline = Pipeline(config, options, at=time.monotonic())
         self.lines = Lines()
         self.version = 0
-        self._scraper = Scraper(config)
+        self._large_bodies = large_bodies
+        self._scraper = Scraper(config, large_bodies=large_bodies)
         self._durations: deque[float] = deque(maxlen=DURATIONS_KEPT)
         self._ticked_at = time.monotonic()
         self._shown: object = None
@@ -105,7 +108,7 @@ class Target:
         now = self._scraper.config
         if (now.url, now.scrape) != (self.config.url, self.config.scrape):
             await self._scraper.close()
-            self._scraper = Scraper(self.config)
+            self._scraper = Scraper(self.config, large_bodies=self._large_bodies)
             self.pipeline.interval_seconds = self.config.scrape.interval_seconds
         outcome = await self._scraper.scrape()
         failure = self.pipeline.observe(outcome, at=time.monotonic(), unix=time.time())
@@ -149,6 +152,7 @@ class Targets:
 
     def __init__(self) -> None:
         self._watched: dict[str, tuple[Target, asyncio.Task[None]]] = {}
+        self._large_bodies = asyncio.Semaphore(LARGE_BODIES)
 
     def __iter__(self) -> Iterator[Target]:
         return iter([target for target, _ in self._watched.values()])
@@ -170,7 +174,7 @@ class Targets:
         for label, (target, _) in self._watched.items():
             target.configure(wanted[label], options)
         for position, target_config in enumerate(new):
-            target = Target(target_config, options)
+            target = Target(target_config, options, self._large_bodies)
             task = asyncio.create_task(target.watch(position / len(new)), name=f"watch {target_config.label}")
             self._watched[target_config.label] = (target, task)
 
