@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 RECORDING = Path(__file__).parent.parent / "exporter" / "data" / "burst.scrapes.xz"
-FAULTS = ("hangs", "drips", "answers 500", "closes", "sends HTML", "sends a million lines")
+FAULTS = ("hangs", "drips", "answers 500", "closes", "sends HTML", "sends 150,000 lines")
 HTML = b"<html>" + b"<p>this is no exposition</p>\n" * 500
 
 
@@ -38,7 +38,7 @@ class Engines:
     def __init__(self, answers: list[bytes], interval_seconds: float) -> None:
         self._answers = answers
         self._interval_seconds = interval_seconds
-        self._huge = b"not:ours 1\n" * 1_000_000
+        self._huge = b'not:ours_at_all{with="labels"} 1\n' * 150_000
 
     async def serve(self, number: int, port: int) -> None:
         """Open one engine's port."""
@@ -70,7 +70,7 @@ class Engines:
                 continue
             turn = int(time.monotonic() / self._interval_seconds) + number
             body = self._answers[turn % len(self._answers)]
-            body = {"sends HTML": HTML, "sends a million lines": self._huge}.get(fault or "", body)
+            body = {"sends HTML": HTML, "sends 150,000 lines": self._huge}.get(fault or "", body)
             writer.write(
                 b"HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: %d\r\n\r\n" % len(body)
             )

@@ -23,7 +23,7 @@ from exporter.signals.view import SelfView, TargetView
 from exporter.targets import Targets
 
 PAGE = Path(__file__).parent / "page" / "index.html"
-SLICE_SECONDS = 0.01
+SLICE_SECONDS, LONGEST_SLICE_SECONDS = 0.01, 0.2
 """So long rendering goes on before scrapes have a turn."""
 REUSED_SECONDS = 0.5
 """A rendered body serves every reader for so long: two Prometheus replicas read the same state."""
@@ -101,14 +101,16 @@ class Sidecar:
         targets = list(self.targets)
         several = len(targets) > 1
         found, views = [], []
-        began = time.monotonic()
+        began, turn_seconds = time.monotonic(), SLICE_SECONDS
         for target in targets:
             view = target.view()
             views.append(view)
             found.append(target.lines.of(None, [view], self.disabled_groups, several=several))
-            if time.monotonic() - began > SLICE_SECONDS:
+            if (paused := time.monotonic()) - began > turn_seconds:
                 await asyncio.sleep(0)
                 began = time.monotonic()
+                # As long as the others' turn was: else a busy loop would never let an answer be finished.
+                turn_seconds = min(max(SLICE_SECONDS, began - paused), LONGEST_SLICE_SECONDS)
         found.append(self._own_lines.of(self.view(views), (), self.disabled_groups, several=several))
         return found
 

@@ -122,6 +122,8 @@ MAX_ENGINES = 256
 MAX_NAME_CHARACTERS = 1_024
 LARGE_BYTES, LARGE_LINES = 2**20, 10_000
 """A body with more is condensed first, aside."""
+LINES_A_SERIES = 10
+"""An engine has more series than we read, but not that many times more."""
 LONGEST_LINE_BYTES = 2**16
 _OUR_STARTS = tuple(name.encode() for name in (*PREFIXES, *{row.name for row in SERIES.values() if not row.prefixed}))
 
@@ -131,15 +133,17 @@ def is_large(body: bytes) -> bool:
     return len(body) > LARGE_BYTES or body.count(b"\n") > LARGE_LINES
 
 
-def condense(body: bytes, max_lines: int) -> bytes | Failure:
+def condense(body: bytes, max_series: int) -> bytes | Failure:
     """The lines of a large body that may be ours, and how it ends. An overlong line becomes a malformed one.
 
     Knows no slots and changes nothing, so it can run beside the event loop.
     """
+    if body.count(b"\n") > LINES_A_SERIES * max_series:
+        return Failure(Reason.TOO_LARGE, f"more than {LINES_A_SERIES * max_series} lines")
     lines = body.split(b"\n")
     kept = [line[:LONGEST_LINE_BYTES] for line in lines[:-2] if line.startswith(_OUR_STARTS)]
-    if len(kept) > max_lines:
-        return Failure(Reason.TOO_LARGE, f"more than {max_lines} lines of ours")
+    if len(kept) > 2 * max_series:
+        return Failure(Reason.TOO_LARGE, f"more than {2 * max_series} lines of ours")
     # Without any: some lines, so that the parser can tell what it is instead; always the end, which tells a cut.
     return b"\n".join([*(kept or lines[:10]), *(line[:LONGEST_LINE_BYTES] for line in lines[-2:])])
 
@@ -248,9 +252,7 @@ class Parser:
             if slot == _IGNORED:
                 continue
             if slot >= self._max_series:
-                return Failure(
-                    Reason.TOO_LARGE, f"more than {self._max_series} series of ours"
-                )
+                return Failure(Reason.TOO_LARGE, f"more than {self._max_series} series of ours")
             if slot >= len(values):
                 values.extend([None] * (slot + 1 - len(values)))
             if values[slot] is None:

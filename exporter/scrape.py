@@ -137,7 +137,7 @@ class Scraper:
             async with contextlib.AsyncExitStack() as permit:
                 body = await self._body(response, permit, gzipped=encoding.endswith("gzip"))
                 if not isinstance(body, Failure) and is_large(body):
-                    body = await aside(condense, body, 2 * self.config.scrape.max_series)
+                    body = await aside(condense, body, self.config.scrape.max_series)
         except httpx.RemoteProtocolError as error:
             return Failure(Reason.PARSE, f"the answer is cut off: {error}"[:LONGEST_DETAIL])
         openmetrics = response.headers.get("content-type", "").startswith("application/openmetrics-text")
