@@ -244,7 +244,12 @@ class Site:
 
     def renew(self) -> None:
         """Serve with what the web config file says now; connections that stand are ended, none is refused."""
+        self.end()
         self._again = True
+
+    def end(self) -> None:
+        """Stop serving."""
+        self._again = False
         if self._server is not None:
             self._server.end()
 

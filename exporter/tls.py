@@ -52,9 +52,9 @@ def problem(error: OSError) -> str:
         known = {
             "EE_KEY_TOO_SMALL": "the key is too weak: RSA needs 2048 bits or more",
             "KEY_VALUES_MISMATCH": "the key does not belong to the certificate",
-            "PEM_LIB": "not PEM, or the key does not belong to it",
+            "PEM_LIB": "not PEM, or a key with a password",
             "NO_CERTIFICATE_OR_CRL_FOUND": "no certificate in it",
         }
-        reason = (error.reason or str(error)).upper().replace(" ", "_")
-        return known.get(reason, reason.lower().replace("_", " "))
+        reason = error.reason or ("PEM_LIB" if "PEM lib" in str(error) else str(error))
+        return known.get(reason.replace(" ", "_"), reason)
     return error.strerror or str(error)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 
 
@@ -61,7 +61,14 @@ class Authority:
         pair.key.write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, sealed))
         return pair
 
-    def _builder(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+    def certify(self, name: str, key: rsa.RSAPrivateKey, path: Path) -> Path:
+        """A certificate for a key made elsewhere."""
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        certificate = self._builder(subject, key).sign(self._key, hashes.SHA256())
+        path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+        return path
+
+    def _builder(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey) -> x509.CertificateBuilder:
         now = dt.datetime.now(dt.UTC)
         return (
             x509.CertificateBuilder()
