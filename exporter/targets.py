@@ -5,7 +5,7 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from exporter.exposition import Failure, Reason, Scraped
 from exporter.pipeline import Pipeline
@@ -21,6 +21,7 @@ SHARE_OF_EVENT_LOOP = 0.01
 LONGEST_STRETCH_SECONDS = 5.0
 LARGE_BODIES = 4
 """Bodies over a megabyte held at once, of all targets."""
+AHEAD_SECONDS = 120.0
 DURATIONS_KEPT = 60
 DURATIONS_JUDGED = 10
 """Fewer scrapes than these do not tell what one costs: the first ones open connections."""
@@ -44,8 +45,10 @@ class Target:
 
     def __init__(self, config: TargetConfig, options: Options, large_bodies: asyncio.Semaphore | None = None) -> None:
         self.pipeline = Pipeline(config, options, at=time.monotonic())
-        self.lines = Lines()
         self.version = 0
+        self._lines = Lines()
+        self._text: tuple[object, list[str]] = (None, [])
+        self._ahead: tuple[Collection[str], float] | None = None
         self._large_bodies = large_bodies
         self._scraper = Scraper(config, large_bodies=large_bodies)
         self._durations: deque[float] = deque(maxlen=DURATIONS_KEPT)
@@ -62,11 +65,24 @@ class Target:
         """Take in settings that do not change what is scraped. How it is scraped changes at the next tick."""
         self.pipeline.config = config
         self.pipeline.options = options
+        self.version += 1
         self._log_unfit()
 
     def view(self) -> TargetView:
         """What signals read, now."""
         return self.pipeline.view(time.monotonic())
+
+    def text(self, view: TargetView, left_out: Collection[str], *, several: bool) -> list[str]:
+        """The lines of a view by row of the catalogue, made once a scrape."""
+        shown = (view.last is None, tuple(view.windows), tuple(engine.fresh for engine in view.engines))
+        key = (self.version, tuple(left_out), several, shown)
+        if key != self._text[0]:
+            self._text = (key, self._lines.of(None, [view], left_out, several=several))
+        return self._text[1]
+
+    def render_ahead(self, left_out: Collection[str]) -> None:
+        """Make the lines right after each scrape for some time: of a large fleet, not all can be made when asked for."""
+        self._ahead = (left_out, time.monotonic() + AHEAD_SECONDS)
 
     @property
     def punctual(self) -> bool:
@@ -118,6 +134,8 @@ class Target:
         if self.pipeline.suspicious and not _unreachable(failure):
             self.pipeline.observe_health(healthy=await self._scraper.healthy())
         self.version += 1
+        if self._ahead is not None and time.monotonic() < self._ahead[1]:
+            self.text(self.view(), self._ahead[0], several=True)
         self._log_changes(failure)
 
     def _log_changes(self, failure: Failure | None) -> None:
