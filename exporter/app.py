@@ -20,13 +20,11 @@ from exporter.discovery import Discovery
 from exporter.render import Encode, Lines, exposition
 from exporter.schema import Config
 from exporter.signals.view import SelfView, TargetView
-from exporter.targets import Targets
+from exporter.targets import RENDERED_AHEAD_FROM, Targets
 
 PAGE = Path(__file__).parent / "page" / "index.html"
 SLICE_SECONDS, LONGEST_SLICE_SECONDS = 0.01, 0.2
 """So long rendering goes on before scrapes have a turn."""
-RENDERED_AHEAD_FROM = 100
-"""With fewer targets, rendering them when asked takes a tenth of a second at most, and less in all."""
 REUSED_SECONDS = 0.5
 """A rendered body serves every reader for so long: two Prometheus replicas read the same state."""
 

@@ -22,6 +22,8 @@ LONGEST_STRETCH_SECONDS = 5.0
 LARGE_BODIES = 4
 """Bodies over a megabyte held at once, of all targets."""
 AHEAD_SECONDS = 120.0
+RENDERED_AHEAD_FROM = 100
+"""With fewer targets, rendering them when asked takes a tenth of a second at most, and less in all."""
 DURATIONS_KEPT = 60
 DURATIONS_JUDGED = 10
 """Fewer scrapes than these do not tell what one costs: the first ones open connections."""
@@ -81,7 +83,7 @@ class Target:
         return self._text[1]
 
     def render_ahead(self, left_out: Collection[str]) -> None:
-        """Make the lines right after each scrape for some time: of a large fleet, not all can be made when asked for."""
+        """Make the lines right after each scrape for some time: a large fleet's are too many to make when asked for."""
         self._ahead = (left_out, time.monotonic() + AHEAD_SECONDS)
 
     @property
@@ -193,6 +195,8 @@ class Targets:
             target.configure(wanted[label], options)
         for position, target_config in enumerate(new):
             target = Target(target_config, options, self._large_bodies)
+            if len(wanted) >= RENDERED_AHEAD_FROM:
+                target.render_ahead(config.disabled_groups)
             task = asyncio.create_task(target.watch(position / len(new)), name=f"watch {target_config.label}")
             self._watched[target_config.label] = (target, task)
 
