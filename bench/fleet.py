@@ -9,6 +9,7 @@ and comes back. The sidecar has one core to itself. When an engine is asked is w
 import argparse
 import contextlib
 import gzip
+import itertools
 import json
 import os
 import signal
@@ -23,9 +24,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
-
 from engines import fault_of
+
+ROOT = Path(__file__).parent.parent
 
 PROCESSES = 5
 READ_EVERY_SECONDS = 15.0
@@ -37,6 +38,7 @@ class Report:
     """What was measured.
 
     Attributes:
+        ports: the engines', in order of their numbers.
         base_mib: resident with one engine.
         fleet_mib: resident with all, at the end.
         gaps: by the good engines' ports that were never killed, seconds between one scrape and the next.
@@ -47,6 +49,7 @@ class Report:
         last: the last exposition.
     """
 
+    ports: list[int] = field(default_factory=list)
     base_mib: float = 0.0
     fleet_mib: float = 0.0
     gaps: dict[int, list[float]] = field(default_factory=dict)
@@ -74,7 +77,7 @@ def running(command: list[str], core: int | None, out: Path) -> Iterator[subproc
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with (
         out.open("ab") as file,
-        subprocess.Popen([*pin, *command], stdout=file, stderr=subprocess.STDOUT, env=environment) as process,
+        subprocess.Popen([*pin, *command], stdout=file, stderr=subprocess.STDOUT, env=environment) as process,  # noqa: S603
     ):
         try:
             yield process
@@ -103,7 +106,7 @@ def read_metrics(port: int) -> tuple[float, str]:
     """Seconds to read our /metrics as Prometheus does, and what it said."""
     request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers={"Accept-Encoding": "gzip"})
     began = time.perf_counter()
-    with urllib.request.urlopen(request, timeout=30) as response:
+    with urllib.request.urlopen(request, timeout=30) as response:  # noqa: S310
         body = response.read()
     return time.perf_counter() - began, gzip.decompress(body).decode()
 
@@ -119,8 +122,8 @@ def wait_for_port(port: int) -> None:
 
 def measure(engines: int, seconds: float, interval: float, directory: Path, core: int | None) -> Report:
     """Run the whole of it."""
-    report = Report()
     ports = free_ports(engines)
+    report = Report(ports)
     share = -(-engines // PROCESSES)
     groups = [ports[start : start + share] for start in range(0, engines, share)]
     logs = [directory / f"engines-{position}.log" for position in range(len(groups))]
@@ -162,7 +165,7 @@ def measure(engines: int, seconds: float, interval: float, directory: Path, core
             killed = number // share == victim
             since = (back_at or began) + 2 * interval if killed else settled
             times = [at for at in seen.get(one, []) if since <= at <= began + seconds]
-            gaps = [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+            gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
             (report.killed_gaps if killed else report.gaps)[one] = gaps
     return report
 
@@ -203,7 +206,8 @@ def arrivals(logs: list[Path]) -> dict[int, list[float]]:
 def _spread(values: list[float]) -> str:
     if len(values) < 2:
         return "too few"
-    return f"median {statistics.median(values):.3f}, p99 {statistics.quantiles(values, n=100)[98]:.3f}, worst {max(values):.3f}"
+    p99 = sorted(values)[min(len(values) - 1, round(0.99 * len(values)))]
+    return f"median {statistics.median(values):.3f}, p99 {p99:.3f}, worst {max(values):.3f}"
 
 
 def main() -> int:

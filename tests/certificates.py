@@ -68,7 +68,9 @@ class Authority:
         path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
         return path
 
-    def _builder(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey) -> x509.CertificateBuilder:
+    def _builder(
+        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
+    ) -> x509.CertificateBuilder:
         now = dt.datetime.now(dt.UTC)
         return (
             x509.CertificateBuilder()

@@ -1,17 +1,24 @@
-"""A whole fleet in one process: rendering it."""
+"""A whole fleet in one process: rendering it, and that no engine of it delays another."""
 
+import asyncio
 from pathlib import Path
 
+import fleet
 import pytest
+from engines import fault_of
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.parser import text_string_to_metric_families
 
 from exporter import collect
-from exporter.exposition import Scraped
+from exporter.exposition import MAX_ENGINES, Failure, Parser, Reason, Scraped, condense, is_large
 from exporter.pipeline import Pipeline
 from exporter.recording import read_log
 from exporter.render import Lines, exposition
 from exporter.schema import Config, TargetConfig
+from exporter.scrape import Scraper
 from exporter.signals.view import SelfView, TargetView
+from exporter.snapshot import Layout
+from tests.fake_engine import response, serving
 
 RECORDING = Path(collect.__file__).parent / "data" / "burst.scrapes.xz"
 NOBODY = SelfView("1.2.3", "3.11.2", config_valid=True, config_reload_unix_seconds=1.8e9)
@@ -50,3 +57,103 @@ def test_rendering_by_target_is_what_the_client_library_writes(accept: str, left
         found.append(own.of(NOBODY, (), left_out, several=True))
         assert exposition(found, (), encode) == expected
     assert expected.count(b"\n") > 200
+
+
+REASONS = {
+    "hangs": "timeout",
+    "drips": "timeout",
+    "answers 500": "http_status",
+    "closes": "connect",
+    "sends HTML": "parse",
+    "sends 150,000 lines": "no_series",
+}
+
+
+def test_sick_and_killed_engines_disturb_no_other(tmp_path: Path) -> None:
+    """40 engines in five processes, every fifth sick, eight killed and restarted. The long form is `make bench-fleet`.
+
+    How late a scrape comes is measured there; here a good engine is asked at least every other time.
+    """
+    seconds = 16
+    report = fleet.measure(40, seconds, 1.0, tmp_path, core=None)
+    found: dict[str, dict[str, float]] = {}
+    for family in text_string_to_metric_families(report.last):
+        for sample in family.samples:
+            if sample.value > 0 and sample.name.endswith(("target_up", "scrape_failures_total")):
+                found.setdefault(sample.labels["target"], {})[sample.labels.get("reason", "up")] = sample.value
+    assert len(report.gaps) == 40 - 8 - 7
+    for gaps in report.gaps.values():
+        assert len(gaps) >= (seconds - 2) / 2
+    for number, port in enumerate(report.ports):
+        fault = fault_of(number)
+        said = found[f"127.0.0.1:{port}"]
+        if fault is None:
+            assert said["up"] == 1.0
+            assert set(said) == {"up"} or port in report.killed_gaps
+        else:
+            assert REASONS[fault] in said
+            assert "up" not in said
+
+
+SERIES = b'vllm:num_requests_running{engine="0",model_name="m"} '
+
+
+def test_a_large_body_is_condensed_to_what_may_be_ours() -> None:
+    """Ours is read as before, a cut off end stays one, and what cannot be an engine is refused for its size."""
+    noise = b'other:series{with="labels"} 1\n' * 30_000
+    body = noise + SERIES + b"3\n" + noise
+    assert is_large(body)
+    assert not is_large(SERIES + b"3\n")
+    small = condense(body, 20_000)
+    assert isinstance(small, bytes)
+    assert len(small) < 200
+    layout = Layout()
+    snapshot = Parser(layout).parse(small)
+    assert not isinstance(snapshot, Failure)
+    assert snapshot.values == [3.0]
+    cut = condense(body + b"vllm:num_requ", 20_000)
+    assert isinstance(cut, bytes)
+    assert Parser(Layout()).parse(cut) == Failure(Reason.PARSE, "the body is cut off inside a line")
+    assert condense(b"x\n" * 200_001, 20_000) == Failure(Reason.TOO_LARGE, "more than 200000 lines")
+    assert condense(SERIES + b"3\n" + (SERIES + b"1\n") * 41_000, 20_000) == Failure(
+        Reason.TOO_LARGE, "more than 40000 lines of ours"
+    )
+    nothing = condense(noise, 20_000)
+    assert isinstance(nothing, bytes)
+    failure = Parser(Layout()).parse(nothing)
+    assert isinstance(failure, Failure)
+    assert failure.reason is Reason.NO_SERIES
+
+
+def test_one_port_cannot_pose_as_any_number_of_engines() -> None:
+    """Each would have hundreds of series with us. One name of a megabyte would stand in all of them."""
+    line = 'vllm:num_requests_running{{engine="{}",model_name="m"}} 1\n'
+    many = "".join(line.format(number) for number in range(MAX_ENGINES)).encode()
+    assert not isinstance(Parser(Layout()).parse(many), Failure)
+    failure = Parser(Layout()).parse(many + line.format("one more").encode())
+    assert isinstance(failure, Failure)
+    assert failure.reason is Reason.TOO_LARGE
+    layout = Layout()
+    snapshot = Parser(layout).parse(line.format("e" * 2000).encode() + line.format("0").encode())
+    assert not isinstance(snapshot, Failure)
+    assert (snapshot.bad_lines, [engine.engine for engine in layout.engines]) == (1, ["0"])
+
+
+async def test_only_large_bodies_wait_for_one_another() -> None:
+    """With every permit taken a usual body is read at once, and a large one when a permit is free again."""
+    permits = asyncio.Semaphore(1)
+    large = response(SERIES + b"1\n" + b"# comment that says nothing at all\n" * 60_000)
+    answers = {"/metrics": response(SERIES + b"1\n"), "/large": large}
+    await permits.acquire()
+    async with serving(lambda request: answers[request.path]) as engine:
+        usual = TargetConfig.model_validate({"url": engine.url})
+        huge = TargetConfig.model_validate({"url": engine.url, "scrape": {"path": "/large", "timeout_seconds": 60}})
+        async with Scraper(usual, large_bodies=permits) as one, Scraper(huge, large_bodies=permits) as other:
+            waiting = asyncio.create_task(other.scrape())
+            assert isinstance(await one.scrape(), Scraped)
+            assert not waiting.done()
+            permits.release()
+            outcome = await waiting
+    assert isinstance(outcome, Scraped)
+    assert outcome.body.startswith(SERIES)
+    assert len(outcome.body) < 1000

@@ -9,8 +9,8 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from exporter.tls import client_context
 from exporter.schema import Scrape
+from exporter.tls import client_context
 from exporter.webconfig import BadWebConfigError, Web, read_web_config
 from tests.certificates import Authority, Pair
 from tests.sites import site
@@ -74,9 +74,7 @@ def weak(authority: Authority, folder: Path) -> Pair:
     key = rsa.generate_private_key(public_exponent=65537, key_size=1024)
     weak_key = folder / "weak.key"
     weak_key.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     )
     certificate = authority.certify("weak", key, folder / "weak.pem")
     return Pair(certificate, weak_key)
