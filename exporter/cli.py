@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from exporter import __version__, log
-from exporter.schema import Config, split_address
+from exporter.schema import Config
+from exporter.schema_types import split_address
 from exporter.settings import ENV_PREFIX, BadSettingsError, load
 
 OK, BAD = 0, 2
@@ -148,7 +149,7 @@ def _serve(options: argparse.Namespace) -> int:
     never_exit = never_exit or config.never_exit
     web = Web(config.web_config_file)
     if not never_exit or options.config_check:
-        _check(config)
+        _check_start(config)
     try:
         web.load()
     except BadWebConfigError as error:
@@ -174,7 +175,7 @@ def _serve(options: argparse.Namespace) -> int:
     os._exit(OK)
 
 
-def _check(config: Config) -> None:
+def _check_start(config: Config) -> None:
     """What is refused at the start only: later an invalid file leaves the last good one in force."""
     from exporter.discovery import Discovery
     from exporter.file_sd import BadSourceError

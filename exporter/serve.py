@@ -19,7 +19,8 @@ from exporter.app import Sidecar, create_app
 from exporter.aside import aside
 from exporter.connection import Connection
 from exporter.guard import App, Guard, Rate
-from exporter.schema import Config, split_address
+from exporter.schema import Config
+from exporter.schema_types import split_address
 from exporter.webconfig import BadWebConfigError, Web
 
 log = logging.getLogger("exporter.serve")

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 import yaml
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from exporter.schema import Strict
+from exporter.schema_types import Strict
 from exporter.tls import STRENGTH, file_version, problem
 
 MAX_BCRYPT_COST = 14
