@@ -15,7 +15,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-engine check bench docs format lock sbom image tools clean
+.PHONY: help demo test test-engine check bench bench-fleet docs format lock sbom image tools clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 13
@@ -42,6 +42,9 @@ check: $(VENV)/.dev ## lint, formatting, types, spelling, of all that is code
 bench: $(VENV)/.dev ## measure against the budgets, beside real baselines
 	@.ci/system-packages prometheus wrk
 	$(python) bench/bench.py
+
+bench-fleet: $(VENV)/.dev ## measure 500 engines at once for ten minutes, a fifth of them slow or failing
+	$(python) bench/fleet.py
 
 docs: $(VENV)/.dev ## regenerate the documents that are made from the code
 	$(python) docs/generate.py

@@ -134,15 +134,15 @@ async def test_nothing_can_be_written(client: httpx.AsyncClient, method: str) ->
 async def test_readers_share_a_render(
     client: httpx.AsyncClient, sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Twenty readers at once: the state is collected once, and all read the same bytes."""
+    """Twenty readers at once: the state is rendered once, and all read the same bytes."""
     collected = itertools.count()
-    collect = exporter.app.collect.families
+    render = exporter.app.exposition
 
     def counted(*arguments: Any, **more: Any) -> Any:
         next(collected)
-        return collect(*arguments, **more)
+        return render(*arguments, **more)
 
-    monkeypatch.setattr("exporter.app.collect.families", counted)
+    monkeypatch.setattr("exporter.app.exposition", counted)
     answers = await asyncio.gather(*(client.get("/metrics") for _ in range(20)))
     assert len({answer.content for answer in answers}) == 1
     assert next(collected) == 1
