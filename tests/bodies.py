@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 
 from exporter import collect
 from exporter.exposition import Failure, Reason, Scraped
 from exporter.pipeline import Pipeline
 from exporter.schema import Options, TargetConfig
-from exporter.signals.view import SelfView
+from exporter.signals.view import SelfView, SourceView
 
 UNIX = 1_795_949_866.0
 """Unix time at the monotonic time 0 of a pipeline fed by hand."""
@@ -142,7 +143,8 @@ class Fed:
         return self.pipeline.view(self.at if at is None else at)
 
     def families(self, at=None):
-        return list(collect.families(NOBODY, [self.view(at)]))
+        view = self.view(at)
+        return list(collect.families(replace(NOBODY, targets=[view]), [view]))
 
     def shown(self, at=None):
         """Every exported sample: its name without our prefix, with its labels as sorted pairs, to its value."""
@@ -159,7 +161,14 @@ class Fed:
         return found[0] if found else None
 
 
-NOBODY = SelfView("1.2.3", "3.11.2", config_valid=True, config_reload_unix_seconds=UNIX)
+NOBODY = SelfView(
+    "1.2.3",
+    "3.11.2",
+    config_valid=True,
+    config_reload_unix_seconds=UNIX,
+    expected_targets=2,
+    sources=(SourceView("file:targets.yaml", valid=True, targets=1, dropped=0, good_unix_seconds=UNIX),),
+)
 
 
 def samples(families: Iterable) -> dict:
