@@ -9,6 +9,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
+from exporter.cli import main
 from exporter.schema import Scrape
 from exporter.tls import client_context
 from exporter.webconfig import BadWebConfigError, Web, read_web_config
@@ -169,3 +170,30 @@ async def test_basic_auth_and_rotated_users(tmp_path: Path) -> None:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as reader:
             assert (await reader.get("/metrics", auth=("ann", SECRET))).status_code == 401
             assert (await reader.get("/metrics", auth=("bob", SECRET))).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ("web_config_file: {web}", "not a bcrypt hash"),
+        ("web_config_file: {folder}/none.yaml", "web_config_file: cannot read"),
+        ("scrape: {{cert_file: {weak}.pem, key_file: {weak}.key}}", "the key is too weak: RSA needs 2048 bits or more"),
+        ("scrape: {{ca_file: {web}}}", "no certificate in it"),
+        ("discovery: {{file_sd: ['{targets}']}}", "the same engine again"),
+        ("discovery: {{file_sd: ['{web}']}}", "not a list of groups"),
+    ],
+)
+def test_what_cannot_be_served_with_ends_the_start(
+    authority: Authority, tmp_path: Path, capsys: pytest.CaptureFixture[str], settings: str, told: str
+) -> None:
+    """One line on standard error and exit code 2: weak keys, files that are none, an engine twice."""
+    web = written(tmp_path, "basic_auth_users: {ann: plain}")
+    weak(authority, tmp_path)
+    targets = tmp_path / "targets.yaml"
+    targets.write_text("- targets: ['10.0.0.1:8000', '10.0.0.1:8000']")
+    config = tmp_path / "settings.yaml"
+    config.write_text(settings.format(web=web, folder=tmp_path, weak=tmp_path / "weak", targets=targets))
+    assert main(["--config.check", "--config.file", str(config)]) == 2
+    said = capsys.readouterr().err
+    assert told in said
+    assert said.count("\n") == 1
