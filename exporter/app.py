@@ -175,12 +175,14 @@ def create_app(sidecar: Sidecar, *, page: bool = True) -> FastAPI:
 
 
 def _add_page(app: FastAPI, sidecar: Sidecar) -> None:
-    @app.api_route("/api/v1/config", methods=["GET", "HEAD"])
+    @app.get("/api/v1/config")
+    @app.head("/api/v1/config", include_in_schema=False)
     async def config() -> Response:
         """The settings in force. Secrets are files there, so their paths are all that is shown."""
         return JSONResponse(None if sidecar.config is None else sidecar.config.model_dump(mode="json"))
 
-    @app.api_route("/api/v1/signals", methods=["GET", "HEAD"])
+    @app.get("/api/v1/signals")
+    @app.head("/api/v1/signals", include_in_schema=False)
     async def signals() -> Response:
         """Every signal of every target and its engines; null is not known."""
         found: dict[str, Any] = {"unix_seconds": time.time(), "targets": collect.signals(sidecar.views())}

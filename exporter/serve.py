@@ -178,6 +178,9 @@ async def serve(config: Config, reloader: Reloader, web: Web, sockets: Mapping[s
     """
     bound_resources()
     sidecar = Sidecar()
+    sidecar.web_config_valid = web.refused is None
+    if web.refused is not None:
+        log.error("web config refused, only probes are served", extra={"fields": {"reason": web.refused}})
     reloader.apply(sidecar)
     watching = [
         asyncio.create_task(reloader.watch(sidecar)),
