@@ -223,14 +223,22 @@ def test_predicted_ttft_without_a_queue_is_the_prefill_part():
 
 
 def test_deferred_requests_do_not_make_a_newcomer_wait():
-    """All 50 are deferred; a request that joins now waits for capacity only, of which there is enough."""
+    """The one that waits is deferred: a newcomer finds room at once. Mean TTFT 2 s less 1 waiting over 1/s: 1 s."""
     reason = "vllm:num_requests_waiting_by_reason"
-    body = Body().process().set(reason, 0, reason="capacity").set(reason, 50, reason="deferred")
+    body = Body().process().set(reason, 0, reason="capacity").set(reason, 1, reason="deferred")
     pipeline = Fed()
-    queue(pipeline, body, [50, 50], at=0, served=10)
+    queue(pipeline, body, [1, 1], at=0, served=10)
 
-    # Mean TTFT 2 s; waiting over first-token rate would be 50 s: nothing is left for the prefill.
-    assert pipeline.get("predicted_ttft_seconds") == 0
+    assert pipeline.get("predicted_ttft_seconds") == pytest.approx(1)
+
+
+def test_no_prefill_part_while_those_who_wait_outweigh_those_served():
+    """Mean TTFT is 2 s, but 50 waiting over 1/s is 50 s of queue: what the rest would be is not known, and not 0."""
+    pipeline = Fed()
+    queue(pipeline, Body().process(), [50, 50], at=0, served=10)
+
+    assert pipeline.get("ttft_queue_seconds") == pytest.approx(50)
+    assert pipeline.get("ttft_prefill_seconds") is None
 
 
 def test_predicted_ttft_is_absent_with_a_queue_that_nothing_leaves():

@@ -58,11 +58,10 @@ def queue_seconds(view: EngineView) -> Value:
 
 
 def mean_prefill_seconds(view: EngineView) -> Value:
-    """The rest of the mean time to first token."""
+    """The rest of the mean time to first token. Absent while those who still wait outweigh those who were served."""
     observed, queue = histogram.increases(view.now, "ttft"), queue_seconds(view)
     if observed is None or observed.mean is None or queue is None:
         return None
-    # While a queue grows, those who still wait can outweigh those who were served: the rest is then not known.
     return observed.mean - queue if observed.mean > queue else None
 
 
@@ -76,9 +75,10 @@ def cause(view: EngineView) -> Labelled:
     thrashing = late and slow and preempted > 0.01
     queue, prefill = queue_seconds(view), mean_prefill_seconds(view)
     found: dict[tuple[str, ...], Value] = {}
-    if ttft is not None and queue is not None and prefill is not None:
-        found["queue",] = float(late and queue >= prefill)
-        found["prefill",] = float(late and queue < prefill)
+    if ttft is not None and queue is not None:
+        queued = prefill is None or queue >= prefill
+        found["queue",] = float(late and queued)
+        found["prefill",] = float(late and not queued)
     if itl is not None:
         found["batch",] = float(slow and not thrashing)
     if ttft is not None and itl is not None:
