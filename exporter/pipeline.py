@@ -236,6 +236,7 @@ class Pipeline:
             up=self.up,
             healthy=self._healthy,
             engines=tuple(self._engine_view(engine, at, fresh=fresh) for engine in self._present) if kept else (),
+            model_names=sorted({engine.model_name for engine in self._present}),
             last=self._history.last_two(TARGET) if kept else None,
             windows=self._windows(TARGET, at) if fresh else {},
             dollars=None if self.config.gpu_hour_dollars is None else dict(self._billed.dollars),

@@ -119,6 +119,9 @@ TABLE: tuple[Series, ...] = (
     Series("flops_per_gpu", Kind.COUNTER, "estimated_flops_per_gpu_total", since="0.17"),
     Series("read_bytes_per_gpu", Kind.COUNTER, "estimated_read_bytes_per_gpu_total", since="0.17"),
     Series("write_bytes_per_gpu", Kind.COUNTER, "estimated_write_bytes_per_gpu_total", since="0.17"),
+    # Only with a NIXL connector. Failed notifications are among the failed transfers.
+    Series("kv_failed_transfers", Kind.COUNTER, "nixl_num_failed_transfers_total", since="0.11.1"),
+    Series("kv_expired_requests", Kind.COUNTER, "nixl_num_kv_expired_reqs_total", since="0.15"),
     Series("ttft", Kind.HISTOGRAM, "time_to_first_token_seconds", parts=WHOLE, core=True, required=True),
     # One observation a request a step that is not its first. V0's series of the old name means another thing.
     Series(

@@ -5,10 +5,8 @@ from exporter.signals.view import Labelled, State, TargetView, Value
 
 def info(view: TargetView) -> Labelled:
     """Model and role of a target."""
-    names = {engine.engine.model_name for engine in view.engines}
-    if view.config.model_name is not None:
-        names = {view.config.model_name}
-    return {(name, view.config.role.value): 1.0 for name in sorted(names or {""})}
+    names = view.model_names if view.config.model_name is None else (view.config.model_name,)
+    return {(name, view.config.role.value): 1.0 for name in names or ("",)}
 
 
 def up(view: TargetView) -> Value:

@@ -1,6 +1,6 @@
 """Counters of traffic, each integrated by the sidecar from its first scrape of the engine."""
 
-from exporter.signals.arrivals import generation_responses
+from exporter.signals.arrivals import answered, generation_responses
 from exporter.signals.view import EngineView, Labelled, TargetView, Value
 from exporter.signals.window import Window
 from exporter.upstream import Part
@@ -92,7 +92,11 @@ def abandoned(view: TargetView) -> Value:
 
 def http_responses(view: TargetView) -> Labelled:
     """Responses of generation routes by status class (from http_requests_total)."""
-    return {} if view.last is None else {(status,): count for status, count in generation_responses(view.last).items()}
+    if view.last is None:
+        return {}
+    # A class that is there from the start has a rate when its first response comes.
+    known = {} if answered(view.last) is None else dict.fromkeys(("2xx", "4xx", "5xx"), 0.0)
+    return {(status,): count for status, count in (known | generation_responses(view.last)).items()}
 
 
 def rejections(view: TargetView) -> Labelled:

@@ -107,6 +107,7 @@ class TargetView:
         label: the value of the label ``target``.
         up: the last scrape succeeded; None before the first attempt.
         healthy: ``/health`` when it was last asked, or that nothing looked wrong.
+        model_names: models of the engines last seen, however long ago.
         last: columns of the target itself; None before the first good scrape.
         windows: as an engine's, over the target's own columns.
         dollars: cost by state since the sidecar's start; None without a price.
@@ -122,6 +123,7 @@ class TargetView:
     up: bool | None
     healthy: bool | None
     engines: Sequence[EngineView]
+    model_names: Sequence[str]
     last: Window | None
     windows: Mapping[str, Window]
     dollars: Mapping[str, float] | None
