@@ -6,6 +6,7 @@
 """
 
 import argparse
+import itertools
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -57,6 +58,13 @@ VARIABLES: dict[str, dict[str, tuple[str, ...]]] = {
 """Dashboard variables that an alert's link sets, by what the alert is about."""
 
 
+BUCKET_EDGES = {
+    "raw_ttft_seconds": (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80),
+    "raw_tpot_seconds": (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80),
+}
+"""Edges of vLLM's own buckets, which PromQL must name exactly; the sidecar reads them from the engine."""
+
+
 class BadThresholdError(Exception):
     """A threshold that makes no sense; the message begins with its name."""
 
@@ -104,6 +112,7 @@ def thresholds(path: Path, changes: Mapping[str, Any]) -> dict[str, str]:
             _check(name, value)
     _check_together(known)
     found = {name: str(value) for name, value in known.items()}
+    found |= {name.replace("_seconds", "_edge"): repr(float(known[name])) for name in BUCKET_EDGES}
     found |= {f"{name}_seconds": str(seconds(str(value))) for name, value in known.items() if seconds(str(value))}
     return found
 
@@ -116,6 +125,9 @@ def _check_together(known: Mapping[str, Any]) -> None:
         partner = short if short in known else "window"
         if name.endswith("_long") and seconds(value) <= seconds(known[partner]):
             raise BadThresholdError(f"{name}: {value} is not longer than {partner}, {known[partner]}")
+    for name, edges in BUCKET_EDGES.items():
+        if known[name] not in edges:
+            raise BadThresholdError(f"{name}: {known[name]} is not an edge of vLLM's buckets")
     expected = known["expected_engines"]
     keys = {"namespace", "model_name", "engines"}
     for entry in expected if isinstance(expected, list) else [expected]:
@@ -136,9 +148,11 @@ def fill(text: str, names: Mapping[str, str]) -> str:
 
 
 def _rules(rule: dict[str, Any], names: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """A rule of the source as the rules it stands for: one for each entry of ``each``."""
-    for entry in rule.get("each", [{}]):
-        yield _filled({key: value for key, value in rule.items() if key != "each"}, {**names, **entry})
+    """A rule of the source as the rules it stands for: one for each entry of ``each``, or each pair of its lists."""
+    each = rule.get("each", [{}])
+    body = {key: value for key, value in rule.items() if key != "each"}
+    for entries in itertools.product(*each if isinstance(each[0], list) else [each]):
+        yield _filled(body, {**names, **{name: value for entry in entries for name, value in entry.items()}})
 
 
 def _filled(node: Any, names: Mapping[str, str]) -> Any:
@@ -217,7 +231,7 @@ def files(path: Path, changes: Mapping[str, Any]) -> dict[str, str]:
     found: dict[str, str] = {}
     for pack, directory in PACKS.items():
         made = render(pack, names)
-        extra = expected(path, changes) if pack != "raw" else None
+        extra = expected(path, changes)
         if extra is not None:
             made["expected.yaml"] = extra
         for name, content in made.items():
