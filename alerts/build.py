@@ -125,6 +125,11 @@ def _check_together(known: Mapping[str, Any]) -> None:
         partner = short if short in known else "window"
         if name.endswith("_long") and seconds(value) <= seconds(known[partner]):
             raise BadThresholdError(f"{name}: {value} is not longer than {partner}, {known[partner]}")
+    burns = [name for name in known if re.fullmatch(r"burn_\d_(long|short)", name)]
+    for name in burns:
+        same = [other for other in ("window", *burns) if other != name and seconds(known[other]) == seconds(known[name])]
+        if same:
+            raise BadThresholdError(f"{name}: {known[name]} is also {same[0]}; each window is recorded once")
     for name, edges in BUCKET_EDGES.items():
         if known[name] not in edges:
             raise BadThresholdError(f"{name}: {known[name]} is not an edge of vLLM's buckets")

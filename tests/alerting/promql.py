@@ -9,7 +9,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from tests.alerting.ports import free_port
+from tests.sidecar import free_port
 from tests.programs import newer
 
 RATES = {"rate", "increase", "irate", "resets"}
@@ -158,7 +158,7 @@ def _is_scalar(node: dict) -> bool:
 
 
 def _is_ratio(node: dict) -> bool:
-    return any(each.get("op") == "/" or "ratio" in (each.get("name") or "") for each in nodes(node))
+    return any(each.get("op") == "/" or re.search(r"_ratio\b", each.get("name") or "") for each in nodes(node))
 
 
 def nodes(tree: object) -> Iterator[dict]:

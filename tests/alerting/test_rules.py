@@ -89,6 +89,7 @@ def test_every_threshold_is_used_and_has_its_reason() -> None:
         ("engine_lost_for=soon", "engine_lost_for: 'soon' is not a duration above 0 such as 5m"),
         ("window=1m", "window: 1m is shorter than four scrape intervals of 30s"),
         ("burn_2_long=30m", "burn_2_long: 30m is not longer than burn_2_short, 30m"),
+        ("burn_3_short=1h", "burn_1_long: 1h is also burn_3_short; each window is recorded once"),
         ("cost_factor=.nan", "cost_factor: nan is not a number above 0"),
         ("cost_factor=true", "cost_factor: True is not a number above 0"),
         ("no_such_ratio=1", "no_such_ratio: unknown threshold; thresholds.yaml lists them"),
