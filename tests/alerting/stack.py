@@ -107,7 +107,8 @@ def alertmanager_config(receiver: str, *, quick: bool) -> dict:
     return config
 
 
-def _start(command: list, log: Path, ready: str) -> subprocess.Popen[bytes]:
+def start(command: list, log: Path, ready: str) -> subprocess.Popen[bytes]:
+    """Start a server and wait until it is ready."""
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output)
 
@@ -131,7 +132,7 @@ def alertmanager(version: str, directory: Path, receiver: str, *, quick: bool = 
     config.write_text(yaml.safe_dump(alertmanager_config(receiver, quick=quick)))
     command = [VERSIONS[version]("prometheus-alertmanager"), "--config.file", config]
     command += ["--storage.path", directory / "alertmanager", "--web.listen-address", url.removeprefix("http://")]
-    process = _start([*command, "--cluster.listen-address="], directory / "alertmanager.log", f"{url}/-/ready")
+    process = start([*command, "--cluster.listen-address="], directory / "alertmanager.log", f"{url}/-/ready")
     try:
         yield url
     finally:
@@ -165,7 +166,7 @@ def stack(
         command += ["--web.listen-address", url.removeprefix("http://")]
         if quick:
             command += ["--rules.alert.resend-delay=1s"]
-        process = _start(command, directory / "prometheus.log", f"{url}/-/ready")
+        process = start(command, directory / "prometheus.log", f"{url}/-/ready")
         try:
             yield Stack(url, manager, receiver)
         finally:

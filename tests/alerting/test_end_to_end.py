@@ -14,11 +14,11 @@ import pytest
 from alerts import build
 from tests.alerting.load import clients, engine
 from tests.alerting.stack import VERSIONS, Stack, stack, wait_for
-from tests.sidecar import sidecar
+from tests.sidecar import Sidecar, eventually, sidecar
 
 QUICK = {
     **{"scrape_interval": "1s", "lookback_window": "4s", "window": "5s", "subquery_step": "1s"},
-    **{"model_down_for": "1s", "engine_lost_for": "1s", "stalled_for": "1s", "stalled_hold": "10s"},
+    **{"model_down_for": "1s", "engine_lost_for": "4s", "stalled_for": "1s", "stalled_hold": "10s"},
     **{"abandoned_for": "1s", "abandoned_count": "3", "preemptions_for": "1s", "preemptions_count": "3"},
     **{"preemptions_window": "5s", "burn_count": "3", "burn_1_long": "10s", "burn_1_for": "1s"},
     **{"burn_2_short": "6s", "burn_2_long": "12s", "burn_2_for": "1s", "burn_3_short": "15s", "burn_3_long": "20s"},
@@ -56,6 +56,12 @@ def arrives(stacks: list[Stack], receiver: str, status: str, alertname: str, sin
             lambda each=each: (alertname, status, each.query("ALERTS"), each.unhealthy_rules()),
         )
     return [each.receiver.of(receiver, status, alertname, since)[0][1] for each in stacks]
+
+
+def at_work(watching: Sidecar) -> None:
+    """Wait until the engine says that it runs something: a hang before that cannot be seen."""
+    running = 'vllm_sidecar_running_requests{engine="0",model_name="tiny"}'
+    eventually(lambda: watching.values().get(running, 0.0) > 0)
 
 
 def test_pages_arrive_and_end(tmp_path: Path, rules: Path) -> None:
@@ -97,7 +103,8 @@ def test_pages_arrive_and_end(tmp_path: Path, rules: Path) -> None:
         ):
             arrives(both, receiver, "resolved", name, ended)
 
-        with clients(one.url, number=2, tokens=100, patience_seconds=60):
+        with clients(one.url, number=4, tokens=600, patience_seconds=120):
+            at_work(watching)
             one.switch("hang", on=True)
             hung = time.time()
             for alert in arrives(both, "pager", "firing", "VLLMEngineStalled", hung):
@@ -105,6 +112,7 @@ def test_pages_arrive_and_end(tmp_path: Path, rules: Path) -> None:
             one.switch("hang", on=False)
             arrives(both, "pager", "resolved", "VLLMEngineStalled", hung)
 
+            at_work(watching)
             one.switch("hang", on=True)
             hung = time.time()
             arrives(both, "pager", "firing", "VLLMEngineStalled", hung)

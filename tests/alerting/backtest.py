@@ -1,0 +1,130 @@
+"""Recordings of a real engine as hours of Prometheus blocks, and the rules evaluated over them."""
+
+import contextlib
+import json
+import re
+import subprocess
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+from exporter import collect
+from exporter.pipeline import Pipeline
+from exporter.recording import Entry
+from exporter.replay import interval_seconds, looped, write_openmetrics
+from exporter.schema import Config
+from exporter.signals.view import SelfView
+from tests.alerting.rules import RECORDED, Rule, load
+from tests.alerting.stack import start
+from tests.alerting.test_units import seconds
+from tests.programs import system
+from tests.sidecar import free_port
+
+STEP_SECONDS = 30
+LABELS = {"job": "vllm-sidecar", "namespace": "prod", "pod": "a", "instance": "a:10077"}
+NOBODY = SelfView("", "", config_valid=True, config_reload_unix_seconds=None)
+
+
+def from_zero(entries: list[Entry]) -> list[Entry]:
+    """A stretch of a recording as if the engine had begun with it: every counter less what it was at first."""
+    base: dict[bytes, float] = {}
+
+    def line(text: bytes) -> bytes:
+        series, _, value = text.rpartition(b" ")
+        if not re.match(rb"[a-z_:]+_(total|count|sum|bucket)(\{|$)", series):
+            return text
+        return b"%b %r" % (series, float(value) - base.setdefault(series, float(value)))
+
+    return [
+        entry._replace(outcome=entry.outcome._replace(body=b"\n".join(map(line, entry.outcome.body.splitlines())) + b"\n"))
+        for entry in entries
+    ]
+
+
+def write_scrapes(entries: list[Entry], hours: float, settings: dict, path: Path) -> tuple[float, float]:
+    """What Prometheus would have scraped of the sidecar every 30 s while the recording played for hours.
+
+    Returns:
+        The first and the last unix second, multiples of 30 s.
+    """
+    config = Config(**settings)
+    period = entries[-1].unix_seconds - entries[0].unix_seconds + interval_seconds(entries)
+    entries = looped(entries, int(hours * 3600 / period) + 1)
+    pipeline = Pipeline(config.all_targets()[0], config.options(), at=entries[0].unix_seconds)
+    pipeline.interval_seconds = interval_seconds(entries)
+    first = due = (entries[0].unix_seconds // STEP_SECONDS + 1) * STEP_SECONDS
+    scraped = []
+    for at, outcome in entries:
+        pipeline.observe(outcome, at=at, unix=at)
+        if at >= due:
+            families = list(collect.families(NOBODY, [pipeline.view(at)]))
+            for family in families:
+                family.samples = [sample._replace(labels={**sample.labels, **LABELS}) for sample in family.samples]
+            scraped.append((due, families))
+            due += STEP_SECONDS
+    with path.open("w") as out:
+        write_openmetrics(scraped, out)
+    return first, scraped[-1][0]
+
+
+@contextlib.contextmanager
+def _prometheus(blocks: Path) -> Iterator[str]:
+    url = f"http://127.0.0.1:{free_port()}"
+    settings = blocks.parent / "prometheus.yaml"
+    settings.write_text("{}\n")
+    command = [system("prometheus"), "--config.file", settings, "--storage.tsdb.path", blocks]
+    command += ["--storage.tsdb.retention.time=100y", "--web.listen-address", url.removeprefix("http://")]
+    process = start(command, blocks.parent / "prometheus.log", f"{url}/-/ready")
+    try:
+        yield url
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _levels(rules: list[Rule]) -> list[list[Rule]]:
+    """Recording rules in the order in which they can be evaluated: each level reads only what is below it."""
+    waiting, levels = [rule for rule in rules if not rule.is_alert], []
+    while waiting:
+        names = {rule.name for rule in waiting}
+        ready = [rule for rule in waiting if not {found[0] for found in re.finditer(RECORDED, rule.body["expr"])} & names]
+        levels.append(ready)
+        waiting = [rule for rule in waiting if rule not in ready]
+    return levels
+
+
+def firing(scrapes: Path, first: float, last: float) -> dict[str, list[float]]:
+    """Unix seconds at which each alert of the sidecars' rules fires, evaluated every 30 s over the blocks."""
+    blocks = scrapes.parent / "blocks"
+    subprocess.run([system("promtool"), "tsdb", "create-blocks-from", "openmetrics", scrapes, blocks], check=True, capture_output=True)
+    rules = load("sidecar")
+    for number, level in enumerate(_levels(rules)):
+        path = scrapes.parent / f"level-{number}.yaml"
+        path.write_text(yaml.safe_dump({"groups": [{"name": "level", "rules": [rule.body for rule in level]}]}))
+        with _prometheus(blocks) as url:
+            command = [system("promtool"), "tsdb", "create-blocks-from", "rules", f"--start={first:.0f}"]
+            command += [f"--end={last:.0f}", f"--eval-interval={STEP_SECONDS}s", f"--url={url}", f"--output-dir={blocks}"]
+            done = subprocess.run([*command, path], capture_output=True, text=True, check=False, timeout=120)
+            assert done.returncode == 0, done.stdout + done.stderr
+    with _prometheus(blocks) as url:
+        found: dict[str, list[float]] = {}
+        for rule in rules:
+            if rule.is_alert and rule.name != "VLLMWatchdog":
+                found.setdefault(rule.name, []).extend(_firing(url, rule, first, last))
+    return {name: sorted(times) for name, times in found.items() if times}
+
+
+def _firing(url: str, rule: Rule, first: float, last: float) -> Iterator[float]:
+    parameters = {"query": rule.body["expr"], "start": first, "end": last, "step": STEP_SECONDS}
+    with urllib.request.urlopen(f"{url}/api/v1/query_range", urllib.parse.urlencode(parameters).encode(), timeout=60) as answer:
+        result = json.load(answer)["data"]["result"]
+    for series in result:
+        since = before = None
+        for at, _ in series["values"]:
+            since = since if since is not None and at - before == STEP_SECONDS else at
+            before = at
+            if at - since >= seconds(rule.body["for"]):
+                yield at
