@@ -21,8 +21,8 @@ class Parser:
 
     def __init__(self, directory: Path) -> None:
         (directory / "prometheus.yaml").write_text("{}\n")
-        self._url = f"http://127.0.0.1:{free_port()}"
-        address = self._url.removeprefix("http://")
+        self.url = f"http://127.0.0.1:{free_port()}"
+        address = self.url.removeprefix("http://")
         command = [newer("prometheus"), "--config.file", directory / "prometheus.yaml", "--log.level=error"]
         command += ["--storage.tsdb.path", directory / "data", "--web.listen-address", address]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -47,7 +47,7 @@ class Parser:
         """The syntax tree of an expression."""
         if expression not in self._known:
             query = urllib.parse.urlencode({"query": expression}).encode()
-            with urllib.request.urlopen(f"{self._url}/api/v1/parse_query", query, timeout=10) as answer:
+            with urllib.request.urlopen(f"{self.url}/api/v1/parse_query", query, timeout=10) as answer:
                 self._known[expression] = json.load(answer)["data"]
         return self._known[expression]
 

@@ -60,26 +60,24 @@ class Checker:
 
     def __init__(self, parser: Parser, pack: str, rules: list[Rule]) -> None:
         self._parser = parser
-        self._labels, self._counters = _raw() if pack == "raw" else _exported(pack)
-        self._labels["up"] = DISCOVERED
+        self.labels, self.counters = _raw() if pack == "raw" else _exported(pack)
+        self.labels["up"] = DISCOVERED
         # Given by those who expect a number of engines.
-        self._labels["model:vllm_sidecar_expected_engines:sum"] = frozenset({"namespace", "model_name"})
+        self.labels["model:vllm_sidecar_expected_engines:sum"] = frozenset({"namespace", "model_name"})
         waiting = [rule for rule in rules if not rule.is_alert]
         # A rule may read what one in another file records.
         while waiting:
             ready = [rule for rule in waiting if not self._unknown(rule) & {other.name for other in waiting}]
             assert ready, [rule.name for rule in waiting]
             for rule in ready:
-                self._labels[rule.name] = self._labels.get(rule.name, frozenset()) | self._walk(rule).labels
+                self.labels[rule.name] = self.labels.get(rule.name, frozenset()) | self._walk(rule).labels
             waiting = [rule for rule in waiting if rule not in ready]
 
     def _unknown(self, rule: Rule) -> set[str]:
-        return set(re.findall(RECORDED, rule.body["expr"])) and {
-            found[0] for found in re.finditer(RECORDED, rule.body["expr"])
-        } - set(self._labels)
+        return {found[0] for found in re.finditer(RECORDED, rule.body["expr"])} - set(self.labels)
 
     def _walk(self, rule: Rule) -> Walk:
-        return Walk(self._parser.parse(rule.body["expr"]), self._labels, self._counters)
+        return Walk(self._parser.parse(rule.body["expr"]), self.labels, self.counters)
 
     def faults(self, rule: Rule) -> list[str]:
         """Everything that is wrong with a rule."""
