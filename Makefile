@@ -46,8 +46,10 @@ bench: $(VENV)/.dev ## measure against the budgets, beside real baselines
 bench-fleet: $(VENV)/.dev ## measure 500 engines at once for ten minutes, a fifth of them slow or failing
 	$(python) bench/fleet.py
 
-docs: $(VENV)/.dev ## regenerate the documents that are made from the code
+docs: $(VENV)/.dev ## regenerate what is made from the code: documents, alert rules
 	$(python) docs/generate.py
+	$(python) alerts/build.py
+	$(python) alerts/reference.py
 
 format: $(VENV)/.dev ## put the code into its one format
 	$(VENV)/bin/ruff check --fix

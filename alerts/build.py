@@ -59,7 +59,27 @@ VARIABLES: dict[str, dict[str, tuple[str, ...]]] = {
 
 
 BUCKET_EDGES = {
-    "raw_ttft_seconds": (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80),
+    "raw_ttft_seconds": (
+        0.001,
+        0.005,
+        0.01,
+        0.02,
+        0.04,
+        0.06,
+        0.08,
+        0.1,
+        0.25,
+        0.5,
+        0.75,
+        1,
+        2.5,
+        5,
+        7.5,
+        10,
+        20,
+        40,
+        80,
+    ),
     "raw_tpot_seconds": (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80),
 }
 """Edges of vLLM's own buckets, which PromQL must name exactly; the sidecar reads them from the engine."""
@@ -120,14 +140,18 @@ def thresholds(path: Path, changes: Mapping[str, Any]) -> dict[str, str]:
 def _check_together(known: Mapping[str, Any]) -> None:
     for name, value in known.items():
         if name.endswith(("window", "short")) and seconds(value) < 4 * seconds(known["scrape_interval"]):
-            raise BadThresholdError(f"{name}: {value} is shorter than four scrape intervals of {known['scrape_interval']}")
+            raise BadThresholdError(
+                f"{name}: {value} is shorter than four scrape intervals of {known['scrape_interval']}"
+            )
         short = name.removesuffix("_long") + "_short"
         partner = short if short in known else "window"
         if name.endswith("_long") and seconds(value) <= seconds(known[partner]):
             raise BadThresholdError(f"{name}: {value} is not longer than {partner}, {known[partner]}")
     burns = [name for name in known if re.fullmatch(r"burn_\d_(long|short)", name)]
     for name in burns:
-        same = [other for other in ("window", *burns) if other != name and seconds(known[other]) == seconds(known[name])]
+        same = [
+            other for other in ("window", *burns) if other != name and seconds(known[other]) == seconds(known[name])
+        ]
         if same:
             raise BadThresholdError(f"{name}: {known[name]} is also {same[0]}; each window is recorded once")
     for name, edges in BUCKET_EDGES.items():
@@ -137,11 +161,13 @@ def _check_together(known: Mapping[str, Any]) -> None:
     keys = {"namespace", "model_name", "engines"}
     for entry in expected if isinstance(expected, list) else [expected]:
         if not isinstance(entry, dict) or set(entry) != keys or not str(entry["engines"]).isdigit():
-            raise BadThresholdError("expected_engines: each entry has namespace, model_name and engines, a whole number")
+            raise BadThresholdError(
+                "expected_engines: each entry has namespace, model_name and engines, a whole number"
+            )
 
 
 def fill(text: str, names: Mapping[str, str]) -> str:
-    """Text with every ``<<name>>`` replaced, in what replaces it too; several lines take the first one's indentation."""
+    """Text with every ``<<name>>`` replaced, also within what replaces it. Lines keep the first one's indentation."""
 
     def value(found: re.Match[str]) -> str:
         if found[1] not in names:
@@ -154,10 +180,16 @@ def fill(text: str, names: Mapping[str, str]) -> str:
 
 def _rules(rule: dict[str, Any], names: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     """A rule of the source as the rules it stands for: one for each entry of ``each``, or each pair of its lists."""
-    each = rule.get("each", [{}])
     body = {key: value for key, value in rule.items() if key != "each"}
-    for entries in itertools.product(*each if isinstance(each[0], list) else [each]):
-        yield _filled(body, {**names, **{name: value for entry in entries for name, value in entry.items()}})
+    for entry in entries(rule):
+        yield _filled(body, {**names, **entry})
+
+
+def entries(rule: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+    """What ``each`` of a rule gives its names, rule by rule."""
+    each = rule.get("each", [{}])
+    for several in itertools.product(*each if isinstance(each[0], list) else [each]):
+        yield {name: value for entry in several for name, value in entry.items()}
 
 
 def _filled(node: Any, names: Mapping[str, str]) -> Any:
@@ -169,6 +201,7 @@ def _filled(node: Any, names: Mapping[str, str]) -> Any:
 def _annotate(rule: dict[str, Any], pack: str, names: Mapping[str, str]) -> dict[str, Any]:
     """An alert with the links that every alert carries."""
     about, board = rule.pop("about"), rule.pop("dashboard")
+    del rule["question"]
     query = "&".join(f"var-{label}={{{{ $labels.{label} | urlquery }}}}" for label in VARIABLES[pack][about])
     annotations = rule["annotations"]
     annotations["description"] = " ".join(annotations["description"].split())

@@ -17,7 +17,9 @@ http_requests_total{{handler="/v1/completions",method="POST",status="2xx"}} 1
 
 def exported(pipeline: Pipeline, at: float) -> dict:
     """Values by (name, labels), as on /metrics."""
-    families = collect.families(SelfView("", "", config_valid=True, config_reload_unix_seconds=None), [pipeline.view(at)])
+    families = collect.families(
+        SelfView("", "", config_valid=True, config_reload_unix_seconds=None), [pipeline.view(at)]
+    )
     return {
         (sample.name.removeprefix("vllm_sidecar_"), *sorted(sample.labels.values())): sample.value
         for family in families
@@ -66,7 +68,10 @@ def test_a_lost_target_keeps_the_name_of_its_model():
 def test_failed_kv_transfers_count_by_kind():
     """Two failures between scrapes, one expiry; nothing without a connector."""
     pipeline = pipeline_of()
-    before = SERVING + f"vllm:nixl_num_failed_transfers_total{{{LABELS}}} 40\nvllm:nixl_num_kv_expired_reqs_total{{{LABELS}}} 5\n"
+    before = (
+        SERVING
+        + f"vllm:nixl_num_failed_transfers_total{{{LABELS}}} 40\nvllm:nixl_num_kv_expired_reqs_total{{{LABELS}}} 5\n"
+    )
     after = before.replace("} 40", "} 42").replace("reqs_total{" + LABELS + "} 5", "reqs_total{" + LABELS + "} 6")
     pipeline.observe(scraped(before), at=0.0, unix=1e9)
     pipeline.observe(scraped(after), at=2.0, unix=1e9 + 2)

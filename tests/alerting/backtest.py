@@ -39,7 +39,9 @@ def from_zero(entries: list[Entry]) -> list[Entry]:
         return b"%b %r" % (series, float(value) - base.setdefault(series, float(value)))
 
     return [
-        entry._replace(outcome=entry.outcome._replace(body=b"\n".join(map(line, entry.outcome.body.splitlines())) + b"\n"))
+        entry._replace(
+            outcome=entry.outcome._replace(body=b"\n".join(map(line, entry.outcome.body.splitlines())) + b"\n")
+        )
         for entry in entries
     ]
 
@@ -90,7 +92,9 @@ def _levels(rules: list[Rule]) -> list[list[Rule]]:
     waiting, levels = [rule for rule in rules if not rule.is_alert], []
     while waiting:
         names = {rule.name for rule in waiting}
-        ready = [rule for rule in waiting if not {found[0] for found in re.finditer(RECORDED, rule.body["expr"])} & names]
+        ready = [
+            rule for rule in waiting if not {found[0] for found in re.finditer(RECORDED, rule.body["expr"])} & names
+        ]
         levels.append(ready)
         waiting = [rule for rule in waiting if rule not in ready]
     return levels
@@ -99,14 +103,23 @@ def _levels(rules: list[Rule]) -> list[list[Rule]]:
 def firing(scrapes: Path, first: float, last: float) -> dict[str, list[float]]:
     """Unix seconds at which each alert of the sidecars' rules fires, evaluated every 30 s over the blocks."""
     blocks = scrapes.parent / "blocks"
-    subprocess.run([system("promtool"), "tsdb", "create-blocks-from", "openmetrics", scrapes, blocks], check=True, capture_output=True)
+    subprocess.run(
+        [system("promtool"), "tsdb", "create-blocks-from", "openmetrics", scrapes, blocks],
+        check=True,
+        capture_output=True,
+    )
     rules = load("sidecar")
     for number, level in enumerate(_levels(rules)):
         path = scrapes.parent / f"level-{number}.yaml"
         path.write_text(yaml.safe_dump({"groups": [{"name": "level", "rules": [rule.body for rule in level]}]}))
         with _prometheus(blocks) as url:
             command = [system("promtool"), "tsdb", "create-blocks-from", "rules", f"--start={first:.0f}"]
-            command += [f"--end={last:.0f}", f"--eval-interval={STEP_SECONDS}s", f"--url={url}", f"--output-dir={blocks}"]
+            command += [
+                f"--end={last:.0f}",
+                f"--eval-interval={STEP_SECONDS}s",
+                f"--url={url}",
+                f"--output-dir={blocks}",
+            ]
             done = subprocess.run([*command, path], capture_output=True, text=True, check=False, timeout=120)
             assert done.returncode == 0, done.stdout + done.stderr
     with _prometheus(blocks) as url:
@@ -119,7 +132,9 @@ def firing(scrapes: Path, first: float, last: float) -> dict[str, list[float]]:
 
 def _firing(url: str, rule: Rule, first: float, last: float) -> Iterator[float]:
     parameters = {"query": rule.body["expr"], "start": first, "end": last, "step": STEP_SECONDS}
-    with urllib.request.urlopen(f"{url}/api/v1/query_range", urllib.parse.urlencode(parameters).encode(), timeout=60) as answer:
+    with urllib.request.urlopen(
+        f"{url}/api/v1/query_range", urllib.parse.urlencode(parameters).encode(), timeout=60
+    ) as answer:
         result = json.load(answer)["data"]["result"]
     for series in result:
         since = before = None

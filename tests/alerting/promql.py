@@ -8,9 +8,10 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Self
 
-from tests.sidecar import free_port
 from tests.programs import newer
+from tests.sidecar import free_port
 
 RATES = {"rate", "increase", "irate", "resets"}
 NUMBERS = {"numberLiteral"}
@@ -28,7 +29,7 @@ class Parser:
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self._known: dict[str, dict] = {}
 
-    def __enter__(self) -> "Parser":
+    def __enter__(self) -> Self:
         deadline = time.monotonic() + 30
         while True:
             try:

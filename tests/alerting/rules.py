@@ -95,7 +95,9 @@ class Checker:
         if not (LINKS | {"description"}) <= set(annotations):
             found.append("an annotation is missing")
         named = set().union(*(template_labels(text) for text in annotations.values()))
-        found += [f"the annotations name {label}, which the result has not" for label in named - walk.labels - set(labels)]
+        found += [
+            f"the annotations name {label}, which the result has not" for label in named - walk.labels - set(labels)
+        ]
         if not (ALERTS / "runbooks" / f"{rule.name}.md").is_file():
             found.append("no runbook")
         return found

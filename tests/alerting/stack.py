@@ -62,7 +62,11 @@ class Receiver:
     def names(self, receiver: str, status: str = "firing") -> set[str]:
         """Names of the alerts that a receiver was sent."""
         with self._lock:
-            return {alert["labels"]["alertname"] for _, path, state, alert in self._seen if (path, state) == (receiver, status)}
+            return {
+                alert["labels"]["alertname"]
+                for _, path, state, alert in self._seen
+                if (path, state) == (receiver, status)
+            }
 
 
 @dataclass
@@ -84,11 +88,15 @@ class Stack:
         """Rules whose last evaluation failed, with the error."""
         with urllib.request.urlopen(f"{self.prometheus}/api/v1/rules", timeout=10) as answer:
             groups = json.load(answer)["data"]["groups"]
-        return {rule["name"]: rule["lastError"] for group in groups for rule in group["rules"] if rule["health"] == "err"}
+        return {
+            rule["name"]: rule["lastError"] for group in groups for rule in group["rules"] if rule["health"] == "err"
+        }
 
     def inhibited(self) -> set[tuple[str, str]]:
         """(alert, pod or target) of the alerts that another one mutes."""
-        with urllib.request.urlopen(f"{self.alertmanager}/api/v2/alerts?inhibited=true&active=false", timeout=10) as answer:
+        with urllib.request.urlopen(
+            f"{self.alertmanager}/api/v2/alerts?inhibited=true&active=false", timeout=10
+        ) as answer:
             return {
                 (alert["labels"]["alertname"], alert["labels"].get("pod") or alert["labels"].get("target", ""))
                 for alert in json.load(answer)
@@ -142,7 +150,14 @@ def alertmanager(version: str, directory: Path, receiver: str, *, quick: bool = 
 
 @contextlib.contextmanager
 def stack(
-    version: str, directory: Path, rules: Path, sidecar: str, interval: str, labels: dict[str, str], *, quick: bool = True
+    version: str,
+    directory: Path,
+    rules: Path,
+    sidecar: str,
+    *,
+    interval: str,
+    labels: dict[str, str],
+    quick: bool = True,
 ) -> Iterator[Stack]:
     """Prometheus scraping one sidecar, evaluating the rules of a directory, with Alertmanager behind it."""
     directory.mkdir()

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.alerting.rules import ALERTS, load
-from tests.alerting.stack import VERSIONS, Stack, alertmanager, wait_for
+from tests.alerting.stack import VERSIONS, alertmanager, wait_for
 
 CONFIG = ALERTS / "alertmanager" / "alertmanager.yaml"
 
@@ -17,7 +17,9 @@ CONFIG = ALERTS / "alertmanager" / "alertmanager.yaml"
 @pytest.mark.parametrize("version", VERSIONS)
 def test_amtool_accepts_it(version: str) -> None:
     """Alertmanager 0.25 and 0.33 read it."""
-    done = subprocess.run([VERSIONS[version]("amtool"), "check-config", CONFIG], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [VERSIONS[version]("amtool"), "check-config", CONFIG], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -37,7 +39,7 @@ def test_routes(labels: str, receiver: str) -> None:
 
 
 def test_labels_compared_are_asked_for() -> None:
-    """What is missing on both sides counts as equal, so each label compared must be asked for on both; and must exist."""
+    """What is missing on both sides counts as equal, so each label compared must be asked for on both."""
     rules = [rule for pack in ("sidecar", "fleet") for rule in load(pack) if rule.is_alert]
     names = {rule.name for rule in rules}
     for rule in yaml.safe_load(CONFIG.read_text())["inhibit_rules"]:
@@ -91,7 +93,9 @@ def test_one_pod_s_alert_does_not_mute_another_s(version: str, tmp_path: Path) -
 
         wait_for(lambda: all(each["status"]["state"] != "unprocessed" for each in states()), 30, states)
         muted = {
-            tuple(each["labels"].get(label, "") for label in ("alertname", "namespace", "pod", "target", "engine", "long"))
+            tuple(
+                each["labels"].get(label, "") for label in ("alertname", "namespace", "pod", "target", "engine", "long")
+            )
             for each in states()
             if each["status"]["inhibitedBy"]
         }

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 import exporter
 from exporter.recording import Entry, read_log
 from tests.alerting.backtest import firing, from_zero, write_scrapes
@@ -25,7 +23,7 @@ def raised(entries: list[Entry], directory: Path) -> dict[str, list[float]]:
 
 
 def test_bursts_raise_the_preemption_ticket(tmp_path: Path) -> None:
-    """684 requests and 65 preemptions in 100 s, over and over: 9.5 % of arrivals; and a sixth of the first tokens is late."""
+    """684 requests, 65 preemptions in 100 s, over and over: 9.5 % of arrivals; a sixth of the first tokens is late."""
     found = raised(played(BURST), tmp_path)
     assert set(found) == {"VLLMPreemptions", "VLLMTTFTBudgetBurn"}
     # Ten preemptions are there within the first minute; then it takes `for`, 5 minutes.

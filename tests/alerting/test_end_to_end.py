@@ -1,7 +1,7 @@
 """From a simulated engine to the pager, through the real sidecar, both Prometheuses and both Alertmanagers.
 
-The engine runs out of KV cache, queues, loses clients, stalls, is killed and comes back. Every page must arrive with its
-labels, and end when its cause does. Times are short: intervals of a second, and thresholds of time to match.
+The engine runs out of KV cache, queues, loses clients, stalls, is killed and comes back. Every page must arrive with
+its labels, and end when its cause does. Times are short: intervals of a second, and thresholds of time to match.
 """
 
 import contextlib
@@ -16,14 +16,36 @@ from tests.alerting.load import clients, engine
 from tests.alerting.stack import VERSIONS, Stack, stack, wait_for
 from tests.sidecar import Sidecar, eventually, sidecar
 
-QUICK = {
-    **{"scrape_interval": "1s", "lookback_window": "4s", "window": "5s", "subquery_step": "1s"},
-    **{"model_down_for": "1s", "engine_lost_for": "4s", "stalled_for": "1s", "stalled_hold": "10s"},
-    **{"abandoned_for": "1s", "abandoned_count": "3", "preemptions_for": "1s", "preemptions_count": "3"},
-    **{"preemptions_window": "5s", "burn_count": "3", "burn_1_long": "10s", "burn_1_for": "1s"},
-    **{"burn_2_short": "6s", "burn_2_long": "12s", "burn_2_for": "1s", "burn_3_short": "15s", "burn_3_long": "20s"},
-    **{"burn_4_long": "30s", "deferred_window": "5s", "kv_pinned_window": "5s", "crash_loop_window": "60s"},
-}
+QUICK = dict(
+    line.split()
+    for line in """
+        scrape_interval 1s
+        lookback_window 4s
+        window 5s
+        subquery_step 1s
+        model_down_for 1s
+        engine_lost_for 4s
+        stalled_for 1s
+        stalled_hold 10s
+        abandoned_for 1s
+        abandoned_count 3
+        preemptions_for 1s
+        preemptions_count 3
+        preemptions_window 5s
+        burn_count 3
+        burn_1_long 10s
+        burn_1_for 1s
+        burn_2_short 6s
+        burn_2_long 12s
+        burn_2_for 1s
+        burn_3_short 15s
+        burn_3_long 20s
+        burn_4_long 30s
+        deferred_window 5s
+        kv_pinned_window 5s
+        crash_loop_window 60s
+    """.strip().splitlines()
+)
 PATIENCE = 40.0
 
 
@@ -42,7 +64,9 @@ def stacks(directory: Path, rules: Path, sidecar_url: str) -> Iterator[list[Stac
     labels = {"namespace": "prod", "pod": "engine-0"}
     with contextlib.ExitStack() as open_stacks:
         yield [
-            open_stacks.enter_context(stack(version, directory / version, rules, sidecar_url, "1s", labels))
+            open_stacks.enter_context(
+                stack(version, directory / version, rules, sidecar_url, interval="1s", labels=labels)
+            )
             for version in VERSIONS
         ]
 
@@ -81,7 +105,9 @@ def test_pages_arrive_and_end(tmp_path: Path, rules: Path) -> None:
         with clients(one.url, number=2, tokens=20, patience_seconds=30):
             arrives(both, "watchdog", "firing", "VLLMWatchdog", 0)
             for each in both:
-                wait_for(lambda each=each: each.query("model:vllm_sidecar_slo_burn:ratio10s"), PATIENCE, each.unhealthy_rules)
+                wait_for(
+                    lambda each=each: each.query("model:vllm_sidecar_slo_burn:ratio10s"), PATIENCE, each.unhealthy_rules
+                )
         for each in both:
             assert each.receiver.names("pager") | each.receiver.names("tickets") == set()
             assert each.unhealthy_rules() == {}
@@ -89,10 +115,16 @@ def test_pages_arrive_and_end(tmp_path: Path, rules: Path) -> None:
         began = time.time()
         with clients(one.url, number=60, tokens=100, patience_seconds=2.5):
             for alert in arrives(both, "tickets", "firing", "VLLMPreemptions", began):
-                assert alert["labels"].items() >= {**pod, "model_name": "tiny", "engine": "0", "severity": "warning"}.items()
+                assert (
+                    alert["labels"].items()
+                    >= {**pod, "model_name": "tiny", "engine": "0", "severity": "warning"}.items()
+                )
                 assert "Engine 0 of prod/engine-0, model tiny: " in alert["annotations"]["description"]
             for alert in arrives(both, "pager", "firing", "VLLMRequestsAbandoned", began):
-                assert alert["labels"].items() >= {"namespace": "prod", "model_name": "tiny", "severity": "critical"}.items()
+                assert (
+                    alert["labels"].items()
+                    >= {"namespace": "prod", "model_name": "tiny", "severity": "critical"}.items()
+                )
             for alert in arrives(both, "pager", "firing", "VLLMTTFTBudgetBurn", began):
                 assert alert["labels"].items() >= {"model_name": "tiny", "slo": "ttft", "threshold": "0.5"}.items()
         ended = time.time()
@@ -108,7 +140,10 @@ def test_pages_arrive_and_end(tmp_path: Path, rules: Path) -> None:
             one.switch("hang", on=True)
             hung = time.time()
             for alert in arrives(both, "pager", "firing", "VLLMEngineStalled", hung):
-                assert alert["labels"].items() >= {**pod, "model_name": "tiny", "engine": "0", "severity": "critical"}.items()
+                assert (
+                    alert["labels"].items()
+                    >= {**pod, "model_name": "tiny", "engine": "0", "severity": "critical"}.items()
+                )
             one.switch("hang", on=False)
             arrives(both, "pager", "resolved", "VLLMEngineStalled", hung)
 

@@ -16,7 +16,20 @@ from tests.alerting.rules import ALERTS, Checker, Rule, load
 from tests.programs import system
 
 NAME = re.compile(r"\b(?:vllm_sidecar_\w+|vllm:\w+|(?:engine|replica|target|model):vllm_\w+:\w+)\b")
-LABELS = ("model_name", "engine", "pod", "target", "slo", "reason", "status", "state", "role", "resource", "series", "kind")
+LABELS = (
+    "model_name",
+    "engine",
+    "pod",
+    "target",
+    "slo",
+    "reason",
+    "status",
+    "state",
+    "role",
+    "resource",
+    "series",
+    "kind",
+)
 OPPOSITE = {" > ": " < ", " >= ": " < ", " < ": " >= ", " == ": " != "}
 
 

@@ -1,6 +1,7 @@
 """The rules as committed: made from their source, readable by every ruler, and each one sound."""
 
 import re
+import runpy
 import subprocess
 from pathlib import Path
 
@@ -24,6 +25,11 @@ def test_committed_files_are_what_the_source_makes() -> None:
         for path in (ALERTS / directory).glob("*.yaml")
     }
     assert committed == made
+
+
+def test_the_page_about_the_alerts_is_current() -> None:
+    """If not: python alerts/reference.py."""
+    assert (ALERTS / "README.md").read_text() == runpy.run_path(str(ALERTS / "reference.py"))["page"]()
 
 
 @pytest.mark.parametrize("promtool", [system, newer], ids=["2.42", "3.5"])

@@ -42,7 +42,9 @@ def test_queries_name_what_we_export(parser: Parser) -> None:
     for path in RUNBOOKS:
         for query in QUERY.findall(path.read_text()):
             faults = Walk(parser.parse(query), known, checker.counters).faults
-            wrong = [fault for fault in faults if "ratio whose denominator" not in fault and "read without rate" not in fault]
+            wrong = [
+                fault for fault in faults if "ratio whose denominator" not in fault and "read without rate" not in fault
+            ]
             assert wrong == [], f"{path.stem}: {query}"
         for name in re.findall(r"vllm_sidecar_\w+", path.read_text()):
             assert {name, f"{name}_total"} & set(known) or any(name in each for each in known), f"{path.stem}: {name}"
@@ -57,7 +59,12 @@ def test_other_runbooks_named_exist() -> None:
 
 def test_none_makes_it_worse() -> None:
     """Less memory for KV cache is no cure for too little KV cache; V1 does not swap."""
-    for name in ("VLLMPreemptions", "VLLMKVCachePinned", "VLLMMaxNumSeqsPastPreemptionPoint", "VLLMPredictedTTFTTooLong"):
+    for name in (
+        "VLLMPreemptions",
+        "VLLMKVCachePinned",
+        "VLLMMaxNumSeqsPastPreemptionPoint",
+        "VLLMPredictedTTFTTooLong",
+    ):
         text = (ALERTS / "runbooks" / f"{name}.md").read_text()
         assert not re.search(r"(?<!never )lower (`?--)?gpu-memory-utilization", text, re.IGNORECASE)
         assert "swap-space" not in text

@@ -1,4 +1,4 @@
-"""Every alert fires at its time and not a step before, recovers, and stays quiet where it should: on both Prometheuses."""
+"""Every alert fires at its time and not a step before, recovers, and stays quiet where it should."""
 
 import subprocess
 from pathlib import Path
@@ -52,7 +52,11 @@ def seconds(time: str) -> int:
 def checks_of(path: Path, alert: str) -> list[tuple[int, int, set[tuple]]]:
     """(test, seconds, label sets that fire) of every check on an alert."""
     return [
-        (number, seconds(check["eval_time"]), {tuple(sorted(each["exp_labels"].items())) for each in check["exp_alerts"]})
+        (
+            number,
+            seconds(check["eval_time"]),
+            {tuple(sorted(each["exp_labels"].items())) for each in check["exp_alerts"]},
+        )
         for number, test in enumerate(yaml.safe_load(path.read_text())["tests"])
         for check in test.get("alert_rule_test", ())
         if check["alertname"] == alert
@@ -61,7 +65,7 @@ def checks_of(path: Path, alert: str) -> list[tuple[int, int, set[tuple]]]:
 
 @pytest.mark.parametrize("pack", ["sidecar", "raw", "fleet"])
 def test_every_alert_has_its_pair_and_its_quiet(pack: str) -> None:
-    """Of each rule: a step at which it does not fire yet, the next at which it does, and a test in which it never does."""
+    """A step at which it does not fire yet, the next at which it does, and a test in which it never does."""
     folder = TESTS / "raw" if pack == "raw" else TESTS
     for rule in load(pack):
         if not rule.is_alert or rule.name == "VLLMWatchdog":
@@ -75,7 +79,9 @@ def test_every_alert_has_its_pair_and_its_quiet(pack: str) -> None:
         silent = {(test, at) for test, at, firing in checks if not any(own <= set(labels) for labels in firing)}
         assert any((test, at - step) in silent for test, at in fired), f"{rule.name} {own} has no pair"
         assert {test for test, _ in silent} - {test for test, _ in fired}, f"{rule.name} has no quiet test"
-        assert any(at < later and test == same for test, at in fired for same, later in silent) or len(own) > 1, rule.name
+        assert any(at < later and test == same for test, at in fired for same, later in silent) or len(own) > 1, (
+            rule.name
+        )
 
 
 def test_thresholds_of_time_are_those_tested() -> None:

@@ -57,6 +57,8 @@ def _labels(labels: dict[str, str]) -> dict[str, str]:
 
 def _text(text: str) -> str:
     text = re.sub(rf"{LOCALHOST} in prod/(\w+)", r"\1", text)
-    text = re.sub(r"2 sidecars of prod/(\w+), or 2 scrapes of one, show \S+\.", r"2 sidecars, or 2 scrapes of one, show \1.", text)
+    text = re.sub(
+        r"2 sidecars of prod/(\w+), or 2 scrapes of one, show \S+\.", r"2 sidecars, or 2 scrapes of one, show \1.", text
+    )
     text = re.sub(r"prod/(\w+)", r"\1", text).replace(" in namespace prod", "")
     return re.sub(r"var-namespace=prod&var-pod=(\w+)", r"var-target=\1", text).replace("var-namespace=prod&", "")
