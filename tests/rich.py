@@ -24,6 +24,8 @@ def busy_engine(config: TargetConfig = PRICED) -> Fed:
         "vllm:admission_rejections_total", 0, model_name="m", reason="max_num_queued_reqs"
     )
     body.own("vllm:cache_config_info", 1, engine="0", kv_cache_size_tokens=100_000)
+    for name in ("failed_transfers", "kv_expired_reqs"):
+        body.set(f"vllm:nixl_num_{name}_total", 0)
     for reason in ("capacity", "deferred"):
         body.set("vllm:num_requests_waiting_by_reason", 0, reason=reason)
     for at in range(0, 122, 2):
