@@ -86,11 +86,15 @@ class Walk:
 
     def _selector(self, node: dict, inside: str) -> frozenset[str]:
         name = node["name"]
+        if any(matcher["name"] == "__name__" and matcher["type"] != "=" for matcher in node["matchers"]):
+            self.faults.append("a name is matched by a pattern")
         if name not in self._known:
             self.faults.append(f"{name} is no metric of ours, nor recorded")
             return frozenset()
         if name in self._counters and inside not in RATES:
             self.faults.append(f"{name} is a counter, read without rate")
+        if inside == "delta":
+            self.faults.append(f"delta of {name}: a counter wants increase, a gauge deriv")
         if name not in self._counters and inside in RATES:
             self.faults.append(f"{name} is no counter, but its rate is taken")
         for matcher in node["matchers"]:
