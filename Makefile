@@ -46,10 +46,11 @@ bench: $(VENV)/.dev ## measure against the budgets, beside real baselines
 bench-fleet: $(VENV)/.dev ## measure 500 engines at once for ten minutes, a fifth of them slow or failing
 	$(python) bench/fleet.py
 
-docs: $(VENV)/.dev ## regenerate what is made from the code: documents, alert rules
+docs: $(VENV)/.dev ## regenerate what is made from the code: documents, alert rules, dashboards
 	$(python) docs/generate.py
 	$(python) alerts/build.py
 	$(python) alerts/reference.py
+	$(python) -m grafana.build
 
 format: $(VENV)/.dev ## put the code into its one format
 	$(VENV)/bin/ruff check --fix

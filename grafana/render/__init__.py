@@ -1,0 +1,1 @@
+"""Draw the dashboards without Grafana: the same JSON, the same queries, in a headless Chromium."""
