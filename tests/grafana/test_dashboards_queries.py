@@ -1,0 +1,222 @@
+"""Every query of every panel on a real Prometheus that holds what the exporter makes of a real engine's recordings."""
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grafana.render.ask import filled
+from tests.grafana.asked import Asked, dashboard, queries
+from tests.grafana.prometheus_server import Prometheus, serving
+from tests.grafana.stored_fleet import BEGAN, ENDED, EVERY_SECONDS, REPLICAS, SECONDS
+from tests.programs import system
+from tests.recordings import BURST
+from tests.sidecar import ENVIRONMENT, eventually, free_port, sidecar
+
+Series = list[dict[str, Any]]
+
+FIRST = BEGAN + 60
+"""From here on a range of ``$__rate_interval`` is full."""
+
+EMPTY = {
+    "on-call / Errors per minute / A": "the recorded engine failed no request",
+    "roofline / GPU utilisation / A": "no DCGM exporter was there",
+}
+"""Queries that have no data here, with the reason."""
+
+ABOVE_ONE = {"Preemptions per arrival", "Replicas / Preempted"}
+"""Events over requests: no shares."""
+
+BELOW_ZERO = {"Queue growth"}
+
+
+def over_time(prometheus: Prometheus, asked: Asked, **chosen: str) -> Series:
+    expr = asked.expr(range_seconds=SECONDS - 60, **chosen)
+    return prometheus.range(expr, FIRST, ENDED, EVERY_SECONDS)
+
+
+def values(found: Series) -> list[float]:
+    return [float(value) for one in found for _, value in one["values"]]
+
+
+def side_by_side(prometheus: Prometheus, asked: Asked) -> tuple[Series, Series]:
+    """The answers with a sidecar in each pod, and with one for the fleet."""
+    return (
+        over_time(prometheus, asked, job="vllm-sidecar", replica="pod"),
+        over_time(prometheus, asked, job="vllm-fleet", replica="target"),
+    )
+
+
+def without_replica(found: Series) -> dict[tuple[tuple[str, str], ...], dict[float, float]]:
+    """Values by the labels that do not depend on how the sidecar runs."""
+    dropped = {"pod", "namespace", "target", "instance", "job"}
+    return {
+        tuple(sorted((name, value) for name, value in one["metric"].items() if name not in dropped)): {
+            at: float(value) for at, value in one["values"]
+        }
+        for one in found
+    }
+
+
+def test_queries_return_what_they_should(stored: Prometheus) -> None:
+    """Each query answers where there is traffic; no value is NaN, infinite, negative or over 100 %; both ways agree."""
+    silent, wrong, different = set(), [], []
+    for asked in queries():
+        ours, fleet = side_by_side(stored, asked)
+        for found in (ours, fleet):
+            seen = values(found)
+            if not seen:
+                silent.add(str(asked))
+            name = {asked.title, f"{asked.title} / {asked.target['legendFormat']}"}
+            lowest = -math.inf if name & BELOW_ZERO else 0.0
+            highest = 1 + 1e-9 if asked.unit == "percentunit" and not name & ABOVE_ONE else math.inf
+            wrong += [
+                f"{asked}: {value}" for value in seen if not (math.isfinite(value) and lowest <= value <= highest)
+            ]
+        if asked.title not in ("Sidecars down", "Replicas", "Engine restarts"):
+            one, other = without_replica(ours), without_replica(fleet)
+            if one.keys() != other.keys() or any(one[key] != pytest.approx(other[key]) for key in one):
+                different.append(str(asked))
+    assert silent == set(EMPTY)
+    assert wrong == []
+    assert different == []
+
+
+def test_nothing_of_what_is_not_there(stored: Prometheus) -> None:
+    """A namespace without sidecars is no data on every panel, never a zero."""
+    answered = {str(asked) for asked in queries() if over_time(stored, asked, namespace="nowhere")}
+    assert answered == set()
+
+
+NOTHING_WHEN_IDLE = (
+    "Time to first token",
+    "Time between outputs",
+    "Time per output token",
+    "Preemptions per arrival",
+    "Mean time to first token, by part",
+    "Error budget burn",
+    "Cost of 1M output tokens",
+    "Of busy time only",
+    "Cost of 1M tokens, by basis",
+    "Prompt tokens computed per arrival",
+    "Step time",
+    "Tokens per step of a request",
+    "Load of the busiest replica over the mean",
+)
+
+
+def test_no_ratio_of_an_idle_engine(stored: Prometheus) -> None:
+    """An engine without traffic has counts of zero, and no quantile, ratio or price."""
+    answered = {
+        asked.title
+        for asked in queries()
+        if asked.title in NOTHING_WHEN_IDLE and over_time(stored, asked, pod="spare-0", job="vllm-sidecar")
+    }
+    assert answered == set()
+    arrivals = next(asked for asked in queries("on-call") if str(asked) == "on-call / Requests / B")
+    assert set(values(over_time(stored, arrivals, pod="spare-0", job="vllm-sidecar"))) == {0.0}
+
+
+def test_the_bill_adds_up_over_models(stored: Prometheus) -> None:
+    """Four minutes of 8 targets at 2 dollars a GPU-hour, one of them with two engines, are 9 GPUs: 1.20 dollars."""
+    spent = next(asked for asked in queries("economics") if asked.target["legendFormat"] == "Spent")
+    expr = spent.expr(range_seconds=SECONDS - 60, job="vllm-sidecar")
+    found = stored.instant(expr, ENDED)
+    bill = sum(float(one["value"][1]) for one in found)
+    assert {one["metric"]["model_name"] for one in found} == {"llama", "qwen", "spare", "several"}
+    assert len(REPLICAS) == 8
+    assert bill == pytest.approx(9 * 2.0 * 240 / 3600, rel=0.02)
+
+
+def test_worst_replica_of_a_fleet(stored: Prometheus) -> None:
+    """Lost and loading replicas stand in the table with their state, though their engines say nothing."""
+    state = next(asked for asked in queries("fleet") if asked.target["legendFormat"] == "State")
+    found = stored.instant(state.expr(job="vllm-sidecar"), ENDED)
+    assert {one["metric"]["pod"]: float(one["value"][1]) for one in found} == {
+        **dict.fromkeys(("llama-0", "llama-1", "pair-0", "qwen-0", "qwen-1", "spare-0"), 0.0),
+        "qwen-2": 2.0,
+        "llama-3": 3.0,
+    }
+    fleet = stored.instant(state.expr(job="vllm-fleet", replica="target"), ENDED)
+    assert sorted(float(one["value"][1]) for one in fleet) == [0, 0, 0, 0, 0, 0, 2, 3]
+    assert {one["metric"]["target"] for one in fleet} == {f"{one.pod}:8000" for one in REPLICAS}
+
+
+@pytest.mark.parametrize(("job", "label"), [("vllm-sidecar", "pod"), ("vllm-fleet", "target")])
+def test_what_tells_replicas_apart_is_found_out(stored: Prometheus, job: str, label: str) -> None:
+    """The variable ``replica`` is the pod with a sidecar in each, the target with one for all."""
+    assert replica_labels(stored, job=job) == [label]
+
+
+def replica_labels(prometheus: Prometheus, at: float | None = ENDED, **chosen: str) -> list[str]:
+    variable = next(one for one in dashboard("fleet")["templating"]["list"] if one["name"] == "replica")
+    query = filled(variable["query"]["query"], chosen, 0)
+    found = prometheus.instant(query.removeprefix("query_result(").removesuffix(")"), at)
+    return [one["metric"]["by"] for one in found]
+
+
+def test_annotations(stored: Prometheus) -> None:
+    """Restarts are marked with the engine that restarted; alerts as those that fire on what is chosen."""
+    restarts, alerts = (one["expr"] for one in dashboard("on-call")["annotations"]["list"])
+    everything = {"job": "vllm-sidecar"}
+    found = stored.range(filled(restarts, everything, 0), FIRST, ENDED, EVERY_SECONDS)
+    assert {"llama-0", "qwen-0"} <= {one["metric"]["pod"] for one in found}
+    assert "spare-0" not in {one["metric"]["pod"] for one in found}
+    firing = stored.instant(filled(alerts, everything, 0), ENDED)
+    assert {one["metric"]["alertname"] for one in firing} == {"VLLMPreemptions", "VLLMTTFTBudgetBurn"}
+    of_qwen = stored.instant(filled(alerts, everything | {"model_name": "qwen", "pod": "qwen-0"}, 0), ENDED)
+    assert of_qwen == []
+
+
+SHOWN_LIVE = {
+    "Targets by state",
+    "Queue depth",
+    "KV cache in use",
+    "Requests",
+    "Time to first token",
+    "Decode batch",
+    "GPU cost per hour",
+    "Step time",
+    "Replicas",
+    "Models",
+}
+
+
+def test_a_live_sidecar(tmp_path: Path) -> None:
+    """Prometheus scrapes the sidecar, the sidecar an engine played back, without Kubernetes: only job and instance."""
+    engine, price = free_port(), {"VLLM_SIDECAR_GPU_HOUR_DOLLARS": "2"}
+    play = [sys.executable, "-m", "exporter", "replay", str(BURST), "--serve", f"127.0.0.1:{engine}"]
+    with subprocess.Popen(play, env=ENVIRONMENT, stderr=subprocess.DEVNULL) as playing:
+        try:
+            url = f"http://127.0.0.1:{engine}"
+            with sidecar(VLLM_SIDECAR_URL=url, VLLM_SIDECAR_SCRAPE__INTERVAL_SECONDS="0.5", **price) as running:
+                config = SCRAPING.format(address=running.url.removeprefix("http://"))
+                with serving(system("prometheus"), tmp_path, config) as prometheus:
+                    eventually(lambda: answers_live(prometheus) >= SHOWN_LIVE, seconds=90)
+                    assert replica_labels(prometheus, at=None) == ["instance"]
+        finally:
+            playing.kill()
+
+
+SCRAPING = """
+global: {{scrape_interval: 1s}}
+scrape_configs:
+  - job_name: vllm-sidecar
+    static_configs: [{{targets: ["{address}"]}}]
+"""
+
+
+def answers_live(prometheus: Prometheus) -> set[str]:
+    """Titles of panels all of whose queries answered; every value is a number that can be."""
+    silent, titles = set(), set()
+    for asked in queries():
+        found = prometheus.instant(asked.expr(replica="instance"))
+        numbers = [float(one["value"][1]) for one in found]
+        assert all(math.isfinite(number) for number in numbers), asked
+        assert asked.title in BELOW_ZERO or all(number >= 0 for number in numbers), asked
+        titles.add(asked.title)
+        silent |= {asked.title} if not found and asked.title not in ("Replicas", "Models") else set()
+    return titles - silent
