@@ -19,6 +19,10 @@ ALERT_SERIES = (
 """Alerts of what is chosen; one that is about a whole model or namespace has no pod."""
 
 
+ANNOTATED_OVER = "2m"
+"""Grafana does not promise ``$__rate_interval`` to annotations; this is four scrapes of 30 s."""
+
+
 @dataclass(frozen=True, slots=True)
 class Dashboard:
     """One dashboard; its name is the file's, and its ``uid``'s. ``by_window`` lets choose a window of the settings."""
@@ -170,7 +174,8 @@ def _links() -> list[Json]:
 
 
 def _annotations() -> list[Json]:
-    restarts = f"sum by (pod, target, model_name, engine) ({increase('engine_restarts_total')}) > 0"
+    counted = increase("engine_restarts_total", over=ANNOTATED_OVER)
+    restarts = f"sum by (pod, target, model_name, engine) ({counted}) > 0"
     return [
         _annotation("Engine restarts", restarts, "blue", "Engine restarted", "pod,target,model_name,engine"),
         _annotation("Alerts", ALERT_SERIES, "red", "{{alertname}}", "severity,namespace,pod,target,model_name"),

@@ -28,18 +28,17 @@ def _dollars(by: str, own: str = "") -> str:
     return total(by, rate("gpu_cost_dollars_total", own))
 
 
-def _price(*labels: str, busy: bool = False) -> str:
-    """Dollars per million tokens of several targets: the bill over the tokens that it bought at each target's price.
+def _price(*, busy: bool = False) -> str:
+    """Dollars per million tokens of several targets: the whole bill over the tokens that it bought.
 
-    The mean of prices weighted by tokens, written with what is exported, so that the settings' weights are in it.
+    A target's tokens, weighted as its settings say, are its dollars over its price; they are not exported themselves.
     """
-    name = ("busy_" if busy else "") + "cost_dollars_per_million_tokens"
-    own = 'state="busy"' if busy else ""
+    name, own = "cost_dollars_per_million_tokens", ""
+    if busy:
+        name, own = f"busy_{name}", 'state="busy"'
     price = f"(max by ({TARGET}, basis, token_type) ({series(name, WINDOW)}) > 0)"
-    dollars = f"{_dollars(TARGET, own)} * on ({TARGET}) group_right () ({price} * 0 + 1)"
-    bought = f"{_dollars(TARGET, own)} / on ({TARGET}) group_right () {price}"
-    by = ", ".join(labels)
-    return ratio(total(by, dollars), total(by, bought))
+    bought = total("basis, token_type", f"{_dollars(TARGET, own)} / on ({TARGET}) group_right () {price}")
+    return f"{_dollars('', own)} / on () group_right () ({bought} > 0)"
 
 
 def _now() -> list[Panel]:
@@ -100,13 +99,13 @@ def _over_time() -> list[Panel]:
             "Cost of 1M tokens, by basis",
             "Each basis puts the whole bill on tokens: output on output tokens alone, all on every token alike, "
             "weighted by the settings' weights of input, cached input and output.",
-            Query(_price("basis", "token_type"), "{{basis}}: {{token_type}}"),
+            Query(_price(), "{{basis}}: {{token_type}}"),
             unit="currencyUSD",
         ),
         chart(
             "Cost of 1M tokens of busy time, by basis",
             "As above, from busy dollars.",
-            Query(_price("basis", "token_type", busy=True), "{{basis}}: {{token_type}}"),
+            Query(_price(busy=True), "{{basis}}: {{token_type}}"),
             unit="currencyUSD",
         ),
         chart(

@@ -130,6 +130,7 @@ def _stored(replicas: tuple[Replica, ...], pipelines: list[Pipeline], at: int) -
     yield from _scraped(added, collect.families(SIDECAR, named, several=True))
     gone = {"job": "vllm-sidecar", "namespace": "inference", "pod": "llama-4", "instance": "llama-4:9400"}
     yield Sample("up", gone, 0.0)
+    yield Sample("DCGM_FI_DEV_GPU_UTIL", {"namespace": "inference", "pod": "llama-0", "gpu": "0"}, 87.0)
     if at >= BEGAN + 180:
         where = {"job": "vllm-sidecar", "namespace": "inference", "pod": "llama-1"}
         yield Sample(

@@ -223,6 +223,25 @@ def test_divisions_are_guarded(asked: Asked) -> None:
             assert "> 0" in below or "slo_objective_ratio" in below or re.fullmatch(r"[\d.e]+", below), below
 
 
+@pytest.mark.parametrize("asked", EVERY)
+def test_no_average_of_ratios(asked: Asked) -> None:
+    """Ratios and quantiles of engines have a worst, a best and a median; a sum or a mean of them means nothing."""
+    for part, _ in walk(parsed(asked)):
+        if isinstance(part, promql_parser.AggregateExpr) and str(part.op) in ("sum", "avg"):
+            added = {one.name for one, inside in selectors(part.expr) if inside not in ("rate", "increase")}
+            assert not [name for name in added if name.endswith(("_ratio", "_quantile_seconds"))]
+
+
+@pytest.mark.parametrize("asked", EVERY)
+def test_sums_of_histograms_are_divided(asked: Asked) -> None:
+    """The sum of a histogram per second is no mean: it stands above the same histogram's count."""
+    expr = str(asked.target["expr"])
+    for name in re.findall(r"rate\((\w+)_sum\b", expr):
+        above, _, below = expr.partition(" / ")
+        assert f"rate({name}_sum" in above
+        assert f"rate({name}_count" in below
+
+
 def test_every_metric_is_drawn() -> None:
     """A metric that no panel draws is worth a reason."""
     drawn = {

@@ -23,7 +23,6 @@ FIRST = BEGAN + 60
 
 EMPTY = {
     "on-call / Errors per minute / A": "the recorded engine failed no request",
-    "roofline / GPU utilisation / A": "no DCGM exporter was there",
 }
 """Queries that have no data here, with the reason."""
 
@@ -149,6 +148,41 @@ def test_worst_replica_of_a_fleet(stored: Prometheus) -> None:
 def test_what_tells_replicas_apart_is_found_out(stored: Prometheus, job: str, label: str) -> None:
     """The variable ``replica`` is the pod with a sidecar in each, the target with one for all."""
     assert replica_labels(stored, job=job) == [label]
+
+
+def test_prices_hold_the_whole_bill(stored: Prometheus) -> None:
+    """On the basis output, the price is all dollars over output tokens: those of idle, loading and lost targets too.
+
+    The two are taken over different minutes, the sidecar's and Prometheus's; over the whole time they are the same.
+    """
+    ask = {str(asked): asked for asked in queries("economics")}
+    by_basis = over_time(stored, ask["economics / Cost of 1M tokens, by basis / A"], job="vllm-sidecar")
+    output = [one for one in by_basis if one["metric"] == {"basis": "output", "token_type": "output"}]
+    direct = over_time(stored, ask["economics / Cost of 1M output tokens against the baseline / A"], job="vllm-sidecar")
+    assert sum(values(output)) == pytest.approx(sum(values(direct)), rel=0.05)
+
+
+def raw(prometheus: Prometheus, series: str) -> list[float]:
+    return [float(one["value"][1]) for one in prometheus.instant(f"vllm_sidecar_{series}", ENDED)]
+
+
+def test_roll_ups_of_a_replica(stored: Prometheus) -> None:
+    """Of two engines in a pod: the fuller cache, the sum of the queues, the p99 of the buckets of both."""
+    pod, of_pod = "pair-0", '{job="vllm-sidecar", pod="pair-0"}'
+    table = {
+        asked.target["legendFormat"]: float(found[0]["value"][1])
+        for asked in queries("fleet")
+        if asked.title == "Replicas" and (found := stored.instant(asked.expr(job="vllm-sidecar", pod=pod), ENDED))
+    }
+    usage = raw(stored, f"kv_usage_ratio{of_pod}")
+    assert len(usage) == 2
+    assert table["KV in use"] == max(usage)
+    assert table["Running"] == sum(raw(stored, f"running_requests{of_pod}"))
+    assert table["Waiting"] == sum(raw(stored, f"waiting_requests{of_pod}"))
+    buckets = f"rate(vllm_sidecar_time_to_first_token_seconds_bucket{of_pod}[60s])"
+    each = stored.instant(f"histogram_quantile(0.99, {buckets})", ENDED)
+    low, high = sorted(float(one["value"][1]) for one in each)
+    assert low <= table["TTFT p99"] <= high
 
 
 def replica_labels(prometheus: Prometheus, at: float | None = ENDED, **chosen: str) -> list[str]:
