@@ -10,7 +10,6 @@ THRESHOLDS = {
     "not_polling_seconds": 60,
     "scrape_slow_seconds": 1,
     "cost_factor": 2,
-    "over_provisioned_ratio": 0.1,
 }
 
 

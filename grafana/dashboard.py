@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from exporter.catalogue import PREFIX
 from grafana.panels import DATASOURCE, Json, Row, placed
-from grafana.queries import SIDECAR, increase
+from grafana.queries import SIDECAR, increase, metric
 
 SCHEMA_VERSION = 39
 TAG = "vllm-sidecar"
@@ -69,7 +68,7 @@ def _variables() -> list[Json]:
     before: list[str] = []
     for label in (*SIDECAR, "target", "model_name", "engine"):
         matchers = ", ".join(f'{one}=~"${one}"' for one in before)
-        name = PREFIX + described_by.get(label, "target_up")
+        name = metric(described_by.get(label, "target_up")).full_name
         query = f"label_values({name}{{{matchers}}}, {label})"
         found.append(_choice(label, query, all_value=".+" if label in ("job", "instance") else ".*"))
         if label != "model_name":
@@ -80,7 +79,7 @@ def _variables() -> list[Json]:
 def _window() -> Json:
     """One of the windows that the settings name, for what the sidecar has already divided."""
     chosen = ", ".join(f'{one}=~"${one}"' for one in SIDECAR)
-    query = f"label_values({PREFIX}cost_dollars_per_million_tokens{{{chosen}}}, window)"
+    query = f"label_values({metric('cost_dollars_per_million_tokens').full_name}{{{chosen}}}, window)"
     return _choice("window", query, all_value="") | {
         "multi": False,
         "includeAll": False,
@@ -125,7 +124,7 @@ def _choice(name: str, query: str, all_value: str) -> Json:
 def _replica() -> Json:
     """Finds out by itself which label tells replicas apart: ``target`` where a sidecar has several, else the pod."""
     chosen = ", ".join(f'{one}=~"${one}"' for one in SIDECAR)
-    up = f"{PREFIX}target_up{{{chosen}}}"
+    up = f"{metric('target_up').full_name}{{{chosen}}}"
     label = 'label_replace({}, "by", "{}", "", "")'
     target = label.format(f"count(count by (job, instance) ({up}) > 1)", "target")
     pod = label.format(f'count({up[:-1]}, pod!=""}})', "pod")

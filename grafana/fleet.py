@@ -22,6 +22,7 @@ def dashboard() -> Dashboard:
             Row("Is one out of line?", _balance()),
             Row("Does it hold with one replica less?", _headroom()),
             Row("Totals by model", [_models()]),
+            Row("Does discovery find them all? For a sidecar that watches many engines", _discovery()),
         ),
     )
 
@@ -160,3 +161,43 @@ def _models() -> Panel:
         sort=("Output tok/s",),
         height=8,
     )
+
+
+def _discovery() -> list[Panel]:
+    alerts = ("VLLMDiscoveryInvalid", "VLLMTargetsMissing")
+    return [
+        chart(
+            "Targets by source",
+            "Dropped are those found twice, or too many.",
+            Query(total("source", series("discovery_targets")), "{{source}}"),
+            Query(f"{total('source', series('discovery_dropped_targets'))} > 0", "dropped of {{source}}"),
+            width=6,
+            decimals=0,
+            alerts=alerts,
+        ),
+        chart(
+            "Targets missing",
+            "Where the settings say how many there should be.",
+            Query(total("", series("targets_missing")), "missing"),
+            Query(total("", series("targets_expected")), "expected"),
+            width=6,
+            decimals=0,
+            alerts=alerts,
+        ),
+        chart(
+            "Sources that cannot be read",
+            "What they last named stays watched.",
+            Query(f"count({series('discovery_valid')}) - sum({series('discovery_valid')})", "sources"),
+            width=6,
+            decimals=0,
+            alerts=alerts,
+        ),
+        chart(
+            "Time since a source's last good answer",
+            "Of each source, in the sidecar where it is longest.",
+            Query(worst("source", f"time() - {series('discovery_last_success_timestamp_seconds')}"), "{{source}}"),
+            unit="s",
+            width=6,
+            alerts=alerts,
+        ),
+    ]

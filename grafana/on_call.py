@@ -46,7 +46,7 @@ def _up() -> list[Panel]:
             Query(total("state", series("target_state")), "{{state}}"),
             width=8,
             colors=STATE_COLORS,
-            alerts=("VLLMEngineLost", "VLLMModelDown"),
+            alerts=("VLLMModelDown", "VLLMEngineLost", "VLLMTargetsMissing", "VLLMEnginesMissing"),
         ),
         stat(
             "Engines stalled",
@@ -86,7 +86,7 @@ def _up() -> list[Panel]:
             Query(f"count({series('config_valid')}) - sum({series('config_valid')})"),
             width=3,
             steps=((1, ORANGE),),
-            alerts=("VLLMSidecarConfigInvalid",),
+            alerts=("VLLMSidecarConfigInvalid", "VLLMDiscoveryInvalid"),
         ),
         table(
             "Firing alerts",

@@ -17,7 +17,7 @@ from exporter.pipeline import Pipeline
 from exporter.recording import Entry, read_log
 from exporter.replay import interval_seconds, render_labels
 from exporter.schema import Config
-from exporter.signals.view import SelfView
+from exporter.signals.view import SelfView, SourceView
 from tests.live import TINY
 from tests.recordings import BURST, DATA
 
@@ -127,7 +127,9 @@ def _stored(replicas: tuple[Replica, ...], pipelines: list[Pipeline], at: int) -
         yield from _scraped(added, collect.families(SIDECAR, [view]))
     named = [replace(view, label=f"{replica.pod}:8000") for replica, view in zip(replicas, views, strict=True)]
     added = {"job": "vllm-fleet", "namespace": "monitoring", "pod": "watcher-0", "instance": "watcher-0:9400"}
-    yield from _scraped(added, collect.families(SIDECAR, named, several=True))
+    source = SourceView("file", valid=True, targets=9, dropped=1, good_unix_seconds=float(at - 5))
+    watcher = replace(SIDECAR, targets=named, expected_targets=9, sources=[source])
+    yield from _scraped(added, collect.families(watcher, named, several=True))
     gone = {"job": "vllm-sidecar", "namespace": "inference", "pod": "llama-4", "instance": "llama-4:9400"}
     yield Sample("up", gone, 0.0)
     yield Sample("DCGM_FI_DEV_GPU_UTIL", {"namespace": "inference", "pod": "llama-0", "gpu": "0"}, 87.0)

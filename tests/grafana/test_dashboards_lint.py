@@ -23,6 +23,10 @@ NOT_DRAWN = {
     "speculation_tokens_per_step": "drawn from its counters, which add up over engines",
     "decode_batch_estimator_info": "says how decode_batch_size comes about",
     "decode_occupancy_requests": "drawn from its counter, which adds up over engines",
+    **dict.fromkeys(
+        ("fleet_targets", "fleet_engines", "fleet_running_requests", "fleet_waiting_requests"),
+        "totals for readers without a Prometheus; the dashboards add up targets and engines",
+    ),
     "build_info": "a version is not a question of these dashboards",
     "scrape_body_bytes": "of use when the sidecar's own cost is measured",
     "preemptions_per_arrival": "drawn from its counters, which add up over engines",
