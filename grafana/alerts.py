@@ -1,23 +1,34 @@
 """What the dashboards take from the alerts: runbooks, and thresholds, so that a line on a chart is where one fires."""
 
-RUNBOOKS = "https://github.com/vllm-sidecar/vllm-sidecar/blob/main/alerts/runbooks"
-THRESHOLDS = {
-    "preemptions_ratio": 0.01,
-    "kv_pinned_ratio": 0.9,
-    "burn_1_factor": 14.4,
-    "abandoned_ratio": 0.1,
-    "cold_ratio": 0.5,
-    "not_polling_seconds": 60,
-    "scrape_slow_seconds": 1,
-    "cost_factor": 2,
-}
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+THRESHOLDS = Path(__file__).parents[1] / "alerts" / "thresholds.yaml"
+
+
+class NotAThresholdError(LookupError):
+    """A name that the alerts' thresholds do not have."""
+
+
+@cache
+def _values() -> dict[str, Any]:
+    return {name: entry["value"] for name, entry in yaml.safe_load(THRESHOLDS.read_text(encoding="utf-8")).items()}
 
 
 def threshold(name: str) -> float:
-    """A threshold of the alerts."""
-    return THRESHOLDS[name]
+    """A threshold of the alerts.
+
+    Raises:
+        NotAThresholdError: there is none of this name.
+    """
+    if name not in _values():
+        raise NotAThresholdError(f"{name} is not in alerts/thresholds.yaml")
+    return float(_values()[name])
 
 
 def runbook(alert: str) -> str:
     """Where an alert's runbook is."""
-    return f"{RUNBOOKS}/{alert}.md"
+    return f"{_values()['runbook_url']}/{alert}.md"

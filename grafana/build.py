@@ -1,7 +1,7 @@
 """Write the dashboards with ``python -m grafana.build``.
 
-The same source gives the same bytes. A metric or label that the catalogue does not have, or does not describe, is one
-line on stderr and exit code 1.
+The same source gives the same bytes. A metric or label that the catalogue does not have, or does not describe, and a
+threshold that the alerts do not have, is one line on stderr and exit code 1.
 """
 
 import json
@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from grafana import economics, fleet, on_call, roofline
+from grafana.alerts import NotAThresholdError
 from grafana.queries import NotInCatalogueError
 
 DIRECTORY = Path(__file__).parent / "dashboards"
@@ -20,6 +21,7 @@ def dashboards() -> dict[str, str]:
 
     Raises:
         NotInCatalogueError: a panel draws what the exporter does not export.
+        NotAThresholdError: a panel marks a threshold that the alerts do not have.
     """
     found = [source() for source in SOURCES]
     return {f"{one.name}.json": json.dumps(one.json(), indent=2, sort_keys=True) + "\n" for one in found}
@@ -29,7 +31,7 @@ def main() -> int:
     """Write all files."""
     try:
         texts = dashboards()
-    except NotInCatalogueError as error:
+    except (NotInCatalogueError, NotAThresholdError) as error:
         sys.stderr.write(f"grafana: {error}\n")
         return 1
     DIRECTORY.mkdir(exist_ok=True)

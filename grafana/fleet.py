@@ -71,7 +71,7 @@ def _replicas() -> Panel:
             "Warm": Column("percentunit", decimals=0),
             "Stalled": Column(steps=((1, RED),), decimals=0),
         },
-        alerts=("VLLMEngineOutlier",),
+        alerts=("VLLMEngineOutlier", "VLLMEngineWatchedTwice"),
     )
 
 

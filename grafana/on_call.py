@@ -258,6 +258,7 @@ def _lost() -> list[Panel]:
             "Responses other than 2xx, requests turned away at a queue limit, and those that an engine ended in error.",
             Query(per_minute + total("status", rate("http_responses_total", 'status!="2xx"')), "HTTP {{status}}"),
             Query(per_minute + total("reason", rate("admission_rejections_total")), "rejected: {{reason}}"),
+            Query(per_minute + total("kind", rate("kv_transfer_failures_total")), "KV transfer failed: {{kind}}"),
             Query(per_minute + total("", rate("finished_requests_total", 'reason="error"')), "finished with an error"),
             alerts=("VLLMServerErrors", "VLLMRequestErrors", "VLLMAdmissionRejections", "VLLMKVTransferFailures"),
         ),

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from exporter import catalogue
-from grafana import build
+from grafana import alerts, build
 from grafana.alerts import threshold
 from grafana.panels import Query, Row, chart, placed, stat
 from grafana.queries import NotInCatalogueError, metric, rate, series
@@ -99,10 +99,28 @@ WATCHED_BY_NONE = {
 
 
 def test_on_call_panels_link_to_runbooks() -> None:
-    """From what is seen to what to do, in one click."""
+    """From what is seen to what to do, in one click, and nowhere to a page that is not there."""
     links = {panel["title"]: [link["url"] for link in panel["links"]] for panel in panels("on-call")}
     assert {title for title, urls in links.items() if not urls} == set(WATCHED_BY_NONE)
-    assert all(re.fullmatch(r"https://\S+/alerts/runbooks/VLLM\w+\.md", url) for urls in links.values() for url in urls)
+    linked = [link["url"] for name in NAMES for panel in panels(name) for link in panel["links"]]
+    found = [re.fullmatch(r"https://\S+/(alerts/runbooks/VLLM\w+\.md)", url) for url in linked]
+    assert [url for url, match in zip(linked, found, strict=True) if not match or not (ROOT / match[1]).exists()] == []
+
+
+def test_alerts_link_to_dashboards() -> None:
+    """Where an alert says to look there is one of ours."""
+    rules = "".join(path.read_text() for path in (ROOT / "alerts" / "rules").rglob("*.yaml"))
+    assert set(re.findall(r"/d/([\w-]+)", rules)) == {dashboard(name)["uid"] for name in NAMES}
+
+
+def test_a_threshold_that_is_gone_stops_the_build(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line names it."""
+    known = {name: value for name, value in alerts._values().items() if name != "kv_pinned_ratio"}
+    monkeypatch.setattr(alerts, "_values", lambda: known)
+    assert build.main() == 1
+    assert capsys.readouterr().err == "grafana: kv_pinned_ratio is not in alerts/thresholds.yaml\n"
 
 
 def test_one_panel_is_a_few_lines() -> None:

@@ -22,7 +22,7 @@ FIRST = BEGAN + 60
 """From here on a range of ``$__rate_interval`` is full."""
 
 EMPTY = {
-    "on-call / Errors per minute / A": "the recorded engine failed no request",
+    "on-call / Errors per minute / C": "the recorded engine is sent no KV by another",
 }
 """Queries that have no data here, with the reason."""
 
