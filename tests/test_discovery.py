@@ -70,7 +70,7 @@ def test_settings_of_a_target_come_with_its_labels() -> None:
         (b"[{]", "neither JSON nor YAML"),
         (b"targets: []", "not a list of groups"),
         (b"- labels: {}", "group 1 has no list of targets"),
-        (b'[{"targets": ["a:1"], "lables": {}}]', "group 1: unknown key lables"),
+        (b'[{"targets": ["a:1"], "labelz": {}}]', "group 1: unknown key labelz"),
         (b'[{"targets": ["a:1"]}, {"targets": ["http://a:1"]}]', "group 2: a target must be HOST:PORT"),
         (b'[{"targets": ["a:notaport"]}]', "group 1: url"),
         (b'[{"targets": ["a:1"], "labels": {"x": 1}}]', "group 1: labels must be strings"),
