@@ -159,17 +159,16 @@ def _serve(options: argparse.Namespace) -> int:
         print("settings are valid")
         return OK
     log.set_up(config.log_level, config.log_format)
-    sockets = {}
-    for address in {config.listen_address, config.served_page_address}:
-        try:
-            sockets[address] = _listen(address)
-        except BadSettingsError:
-            if not never_exit:
-                raise
     reloader = serve.Reloader(lambda: _settings(options), BadSettingsError, options.config_file)
-    runner = asyncio.Runner()
-    with contextlib.suppress(KeyboardInterrupt):
-        runner.run(serve.serve(config, reloader, web, sockets))
+    with contextlib.ExitStack() as opened, contextlib.suppress(KeyboardInterrupt):
+        sockets = {}
+        for address in dict.fromkeys((config.listen_address, config.served_page_address)):
+            try:
+                sockets[address] = opened.enter_context(_listen(address))
+            except BadSettingsError:
+                if not never_exit:
+                    raise
+        asyncio.Runner().run(serve.serve(config, reloader, web, sockets))
     # All is stopped but threads that wait for a name server, and those cannot be: Python would wait for them.
     logging.shutdown()
     os._exit(OK)
