@@ -16,9 +16,9 @@ def played(recording: Path, start: int = 0, stop: int | None = None) -> list[Ent
     return list(read_log(recording))[2 * start : None if stop is None else 2 * stop : 4]
 
 
-def raised(entries: list[Entry], directory: Path) -> dict[str, list[float]]:
+def raised(entries: list[Entry], directory: Path, hours: float = HOURS) -> dict[str, list[float]]:
     """Alerts and when they fire, in seconds since the beginning."""
-    first, last = write_scrapes(entries, HOURS, {"gpu_hour_dollars": 2.0}, directory / "scrapes.om")
+    first, last = write_scrapes(entries, hours, {"gpu_hour_dollars": 2.0}, directory / "scrapes.om")
     return {name: [at - first for at in times] for name, times in firing(directory / "scrapes.om", first, last).items()}
 
 
@@ -46,4 +46,4 @@ def test_quiet_traffic_raises_nothing(tmp_path: Path) -> None:
 
 def test_an_idle_engine_raises_nothing(tmp_path: Path) -> None:
     """The last seconds of a recording, after its last request."""
-    assert raised(played(GIVEUP, 50), tmp_path) == {}
+    assert raised(played(GIVEUP, 50), tmp_path, hours=1) == {}

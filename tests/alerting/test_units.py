@@ -49,15 +49,15 @@ def seconds(time: str) -> int:
     return total
 
 
-def checks_of(path: Path, alert: str) -> list[tuple[int, int, set[tuple]]]:
+def checks_of(path: Path, alert: str) -> list[tuple[str, int, set[tuple]]]:
     """(test, seconds, label sets that fire) of every check on an alert."""
     return [
         (
-            number,
+            test["name"],
             seconds(check["eval_time"]),
             {tuple(sorted(each["exp_labels"].items())) for each in check["exp_alerts"]},
         )
-        for number, test in enumerate(yaml.safe_load(path.read_text())["tests"])
+        for test in yaml.safe_load(path.read_text())["tests"]
         for check in test.get("alert_rule_test", ())
         if check["alertname"] == alert
     ]
@@ -70,10 +70,10 @@ def test_every_alert_has_its_pair_and_its_quiet(pack: str) -> None:
     for rule in load(pack):
         if not rule.is_alert or rule.name == "VLLMWatchdog":
             continue
-        path = folder / f"{rule.name}.yaml"
-        assert path.is_file(), f"{rule.name} has no test"
-        step = STEPS[yaml.safe_load(path.read_text())["evaluation_interval"]]
-        checks = checks_of(path, rule.name)
+        paths = [folder / f"{rule.name}.yaml", *folder.glob(f"{rule.name}-*.yaml")]
+        assert paths[0].is_file(), f"{rule.name} has no test"
+        step = STEPS[yaml.safe_load(paths[0].read_text())["evaluation_interval"]]
+        checks = [check for path in paths for check in checks_of(path, rule.name)]
         own = set(rule.body["labels"].items())
         fired = {(test, at) for test, at, firing in checks for labels in firing if own <= set(labels)}
         silent = {(test, at) for test, at, firing in checks if not any(own <= set(labels) for labels in firing)}
