@@ -2,27 +2,32 @@
 
 import asyncio
 import gzip
+import logging
 import platform
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.responses import JSONResponse
 from prometheus_client import PlatformCollector, ProcessCollector
 from prometheus_client.core import Metric as Family
 from prometheus_client.exposition import choose_encoder, gzip_accepted
 
 from exporter import __version__, collect
+from exporter.api import add_api
 from exporter.aside import aside
 from exporter.discovery import Discovery
+from exporter.page_state import add_page
+from exporter.readings import Readings
+from exporter.recent import STEP_SECONDS, Recent
 from exporter.render import Encode, Lines, exposition
+from exporter.replicas import Fleet
 from exporter.schema import Config
 from exporter.signals.view import SelfView, TargetView
 from exporter.targets import RENDERED_AHEAD_FROM, Targets
 
-PAGE = Path(__file__).parent / "page" / "index.html"
+log = logging.getLogger("exporter.app")
+
 SLICE_SECONDS, LONGEST_SLICE_SECONDS = 0.01, 0.2
 """So long rendering goes on before scrapes have a turn."""
 REUSED_SECONDS = 0.5
@@ -35,6 +40,9 @@ class Sidecar:
     def __init__(self) -> None:
         self.targets = Targets()
         self.discovery = Discovery()
+        self.readings = Readings(self.targets)
+        self.recent = Recent()
+        self.fleet = Fleet()
         self.config: Config | None = None
         self.config_valid = False
         self.web_config_valid = True
@@ -80,7 +88,29 @@ class Sidecar:
             targets,
             None if self.config is None else self.config.discovery.expected_targets,
             self.discovery.views(),
+            self.fleet.desired(),
         )
+
+    async def remember(self) -> None:
+        """Keep the recent past and the advice on replicas, a round every few seconds, for ever."""
+        while True:
+            views = []
+            targets = list(self.targets)
+            for target in targets:
+                views.append(target.view())
+                self._remember(views[-1])
+                await asyncio.sleep(STEP_SECONDS / len(targets))
+            if self.config is not None:
+                self.fleet.observe(views, self.config.replicas, time.monotonic())
+            self.recent.forget(time.time())
+            if not targets:
+                await asyncio.sleep(STEP_SECONDS)
+
+    def _remember(self, view: TargetView) -> None:
+        try:
+            self.recent.add(view, time.time())
+        except Exception:
+            log.exception("a point could not be kept", extra={"fields": {"target": view.label}})
 
     async def render(self, accept: str, *, compressed: bool) -> tuple[bytes, str]:
         """The exposition and its content type, in the format a reader asked for."""
@@ -182,15 +212,5 @@ def _add_page(app: FastAPI, sidecar: Sidecar) -> None:
         """The settings in force. Secrets are files there, so their paths are all that is shown."""
         return JSONResponse(None if sidecar.config is None else sidecar.config.model_dump(mode="json"))
 
-    @app.get("/api/v1/signals")
-    @app.head("/api/v1/signals", include_in_schema=False)
-    async def signals() -> Response:
-        """Every signal of every target and its engines; null is not known."""
-        found: dict[str, Any] = {"unix_seconds": time.time(), "targets": collect.signals(sidecar.views())}
-        return JSONResponse(found, headers={"Cache-Control": "no-store"})
-
-    @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
-    async def page() -> Response:
-        return HTMLResponse(
-            PAGE.read_text(), headers={"Content-Security-Policy": "default-src 'self'; style-src 'unsafe-inline'"}
-        )
+    add_api(app, sidecar.readings, sidecar.recent, lambda: sidecar.fleet)
+    add_page(app, sidecar.readings)

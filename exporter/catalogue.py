@@ -99,6 +99,7 @@ TABLE: tuple[Metric, ...] = (
     _self("fleet_engines", GAUGE, fleet.engines, "model_name", "role"),
     _self("fleet_running_requests", GAUGE, fleet.running, "model_name", "role"),
     _self("fleet_waiting_requests", GAUGE, fleet.waiting, "model_name", "role"),
+    _self("desired_replicas", GAUGE, fleet.desired_replicas, "model_name"),
     _self("targets_expected", GAUGE, fleet.expected),
     _self("targets_missing", GAUGE, fleet.fewer),
     _self("discovery_targets", GAUGE, fleet.discovered, "source"),

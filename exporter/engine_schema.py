@@ -136,3 +136,23 @@ class Baseline(Strict):
         None, description="Busy cost per million output tokens when all is well."
     )
     prefix_cache_hit_ratio: Efficiency | None = Field(None, description="Prefix-cache hit ratio of a warm engine.")
+
+
+class Replicas(Strict):
+    """Advice on how many replicas a model wants. Nothing is scaled by the sidecar."""
+
+    tokens_per_second: Positive | None = Field(
+        None, description="Output tokens per second that one replica sustains; as seen while requests queue if null."
+    )
+    target_utilization_ratio: Efficiency = Field(0.7, description="Share of that to be used at the arrivals of now.")
+    drain_seconds: Positive = Field(30.0, description="Time in which the requests that wait should be through.")
+    minimum: Count = Field(1, description="Fewest replicas to advise.")
+    maximum: Count = Field(100, description="Most replicas to advise.")
+    cooldown_seconds: NotNegative = Field(60.0, description="Time between two changes of the advice.")
+    low_seconds: NotNegative = Field(120.0, description="Time under half of capacity before one less is advised.")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.minimum > self.maximum:
+            raise ValueError("minimum is above maximum")
+        return self

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from exporter import DEFAULT_PORT
-from exporter.engine_schema import Baseline, Hardware, Model, Speculation, TokenWeights
+from exporter.engine_schema import Baseline, Hardware, Model, Replicas, Speculation, TokenWeights
 from exporter.hardware import DEFAULT_MBU, DEFAULT_MFU, Roofline
 from exporter.schema_types import (
     Count,
@@ -240,6 +240,7 @@ class Config(TargetConfig):
         (), description="Several targets; each may set its own of the settings above. Empty: one, at url."
     )
     discovery: Discovery = Field(default_factory=Discovery)
+    replicas: Replicas = Field(default_factory=Replicas)
     windows: tuple[WindowName, ...] = Field(
         ("1m",), min_length=1, max_length=4, description="Windows of the slow signals."
     )

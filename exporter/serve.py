@@ -185,6 +185,7 @@ async def serve(config: Config, reloader: Reloader, web: Web, sockets: Mapping[s
     watching = [
         asyncio.create_task(reloader.watch(sidecar)),
         asyncio.create_task(sidecar.discovery.watch(sidecar.watch_targets)),
+        asyncio.create_task(sidecar.remember()),
     ]
     main, page = config.listen_address, config.served_page_address
     rate = Rate()

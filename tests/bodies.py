@@ -168,6 +168,7 @@ NOBODY = SelfView(
     config_reload_unix_seconds=UNIX,
     expected_targets=2,
     sources=(SourceView("file:targets.yaml", valid=True, targets=1, dropped=0, good_unix_seconds=UNIX),),
+    desired_replicas={"m": 4},
 )
 
 

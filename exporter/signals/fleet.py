@@ -41,6 +41,14 @@ def fewer(view: SelfView) -> Value:
     return None if view.expected_targets is None else float(max(0, view.expected_targets - len(view.targets)))
 
 
+def desired_replicas(view: SelfView) -> Labelled:
+    """Engines that a model wants, as advice: for its arrivals at replicas.target_utilization_ratio of what one
+    sustains, or to be through with its queue in replicas.drain_seconds. Absent before an engine has been seen at work
+    with a queue, unless replicas.tokens_per_second is set.
+    """
+    return {(model,): float(replicas) for model, replicas in view.desired_replicas.items()}
+
+
 def discovered(view: SelfView) -> Labelled:
     """Targets that a source names, by its last good answer."""
     return {(source.name,): float(source.targets) for source in view.sources}

@@ -45,6 +45,7 @@ class SelfView:
         targets: every target.
         expected_targets: how many there should be; None where that is not set.
         sources: where targets are found, each asked at least once.
+        desired_replicas: advised by model.
     """
 
     version: str
@@ -54,6 +55,7 @@ class SelfView:
     targets: Sequence["TargetView"] = ()
     expected_targets: int | None = None
     sources: Sequence[SourceView] = ()
+    desired_replicas: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
