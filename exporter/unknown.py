@@ -11,10 +11,10 @@ from exporter.upstream import Part
 Reason = Callable[[TargetView, EngineView], bool]
 
 NO_PRICE = ("no price: set gpu_hour_dollars", lambda target, _: target.config.gpu_hour_dollars is None)
-NO_HARDWARE = ("no hardware in the settings: set hardware", lambda target, _: target.config.hardware.gpu is None)
-NO_MODEL = ("no model geometry in the settings: set model", lambda target, _: target.config.model.geometry is None)
+NO_HARDWARE = ("no GPU: set hardware", lambda target, _: target.config.hardware.gpu is None)
+NO_MODEL = ("no model: set model", lambda target, _: target.config.model.geometry is None)
 SEVERAL = (
-    "several API servers share the metrics: none of them counts the steps",
+    "several API servers, none counts the steps",
     lambda _, one: one.several_api_servers,
 )
 NO_WINDOW = ("watched for too short", lambda _, one: one.now.seconds <= 0)
@@ -31,12 +31,12 @@ NO_FINISHED = (
 )
 NO_CAPACITY = ("the engine does not say how large its KV cache is", lambda _, one: one.kv_capacity_tokens is None)
 NO_BASELINE = (
-    "no baseline: set baseline.busy_dollars_per_million_output_tokens",
+    "no baseline set",
     lambda target, _: target.config.baseline.busy_dollars_per_million_output_tokens is None,
 )
 NOTHING_LEAVES = ("requests wait and none has left the queue", lambda _, one: bool(one.now.last("waiting")))
 NOT_DRAFTING = (
-    "speculation is off, and speculation.alpha and gamma are not set",
+    "off, and speculation.alpha, gamma not set",
     lambda target, one: (
         not one.now.increase("draft_tokens")
         and (target.config.speculation.alpha is None or target.config.speculation.gamma is None)
@@ -44,7 +44,7 @@ NOT_DRAFTING = (
 )
 IDLE_KV = ("nothing runs", lambda _, one: not has_work(one.now))
 GAINS = ("it gains at every batch", lambda _, one: one.speculation_advised is True)
-NOT_RISING = ("it is not filling up", lambda _, __: True)
+NOT_RISING = ("not filling up", lambda _, __: True)
 
 REASONS: Mapping[str, tuple[tuple[str, Reason], ...]] = {
     "decode_batch_size": (NO_WINDOW, IDLE),

@@ -54,7 +54,8 @@ export function chart(parent, title, { unit, series, limit, top }) {
     for (const line of lines) line.path.setAttribute("d", drawn(history, line.name, now, y));
     if (limit) {
       dashed.setAttribute("d", fits ? `M0 ${y(level)}H${WIDTH}` : "");
-      dashedName.textContent = level === null ? `${limit[0]} unknown` : `${limit[0]} ${written(level, unit)}`;
+      const above = level !== null && !fits ? ", above" : "";
+      dashedName.textContent = level === null ? `${limit[0]} unknown` : `${limit[0]} ${written(level, unit)}${above}`;
     }
     scale.textContent = written(height, unit);
     svg.setAttribute("aria-label", `${title}: ${lines.map((line) => spoken(history, line, unit)).join("; ")}`);

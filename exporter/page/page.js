@@ -2,7 +2,7 @@
 
 import { chart } from "./chart.js";
 import { ago, written } from "./format.js";
-import { PANELS } from "./panels.js";
+import { PANELS, quantileName } from "./panels.js";
 
 const EVERY_MILLISECONDS = 1000;
 const PATIENCE_MILLISECONDS = 5000;
@@ -51,8 +51,12 @@ function build(panel) {
   $("#panels").append(article);
   return (engine, now) => {
     putValue(number, engine, panel.primary);
-    put(unit, number.className ? "" : ` ${panel.primary.label}`);
-    for (const [element, fact] of values) putValue(element, engine, fact);
+    const { label, latency } = panel.primary;
+    put(unit, number.className ? "" : ` ${latency ? quantileName(engine.signals, latency) : label}`);
+    for (const [element, fact] of values) {
+      putValue(element, engine, fact);
+      if (number.className && element.textContent === number.textContent) put(element, "as above");
+    }
     draw(shown.history, engine, now);
   };
 }

@@ -13,9 +13,18 @@ function at(signals, name, ...labels) {
 
 /** A quantile, by the highest set. */
 function quantile(signals, latency) {
-  const all = signals.latency_quantile_seconds?.[latency] ?? {};
-  const highest = Math.max(...Object.keys(all).map(Number));
-  return at(all, String(highest));
+  return at(signals, "latency_quantile_seconds", latency, highestOf(signals, latency));
+}
+
+function highestOf(signals, latency) {
+  return Object.keys(signals.latency_quantile_seconds?.[latency] ?? {}).reduce((one, other) => (Number(other) > Number(one) ? other : one), "0");
+}
+
+/** Which quantile that is: p99 of 1m. */
+export function quantileName(signals, latency) {
+  const q = highestOf(signals, latency);
+  const [window] = Object.keys(signals.latency_quantile_seconds?.[latency]?.[q] ?? {});
+  return window === undefined ? "" : `p${Number((Number(q) * 100).toFixed(6))} of ${window}`;
 }
 
 const highest = (found) => (found ? Math.max(...Object.values(found)) : null);
@@ -29,7 +38,7 @@ function share(signals, state) {
 const sum = (found) => (found === null || found === undefined ? null : Object.values(found).reduce((a, b) => a + b, 0));
 const own = (name, label, unit, ...labels) => ({ metric: name, label, unit, of: (engine) => at(engine.signals, name, ...labels) });
 const port = (name, label, unit, ...labels) => ({ metric: name, label, unit, of: (engine) => at(engine.target_signals, name, ...labels) });
-const made = (name, label, unit, of) => ({ metric: name, label, unit, of });
+const made = (name, label, unit, of, latency) => ({ metric: name, label, unit, of, latency });
 
 export const PANELS = [
   {
@@ -54,7 +63,7 @@ export const PANELS = [
       own("running_requests", "running", "count"),
       own("prefilling_requests", "prefilling", "count"),
       own("queue_growth_requests_per_second", "queue grows per second", "count"),
-      own("goodput_ratio", "met their objectives, at least", "ratio", "lower"),
+      own("goodput_ratio", "meet their objectives, at least", "ratio", "lower"),
     ],
     chart: {
       unit: "count",
@@ -63,7 +72,7 @@ export const PANELS = [
   },
   {
     title: "Time to first token",
-    primary: made("latency_quantile_seconds", "highest quantile", "seconds", (engine) => quantile(engine.signals, "ttft")),
+    primary: made("latency_quantile_seconds", "", "seconds", (engine) => quantile(engine.signals, "ttft"), "ttft"),
     facts: [
       own("predicted_ttft_seconds", "predicted for a new request", "seconds"),
       made("slo_ttft", "objective", "seconds", (engine) => engine.slo.ttft_seconds),
@@ -78,10 +87,10 @@ export const PANELS = [
   },
   {
     title: "Inter-token latency",
-    primary: made("latency_quantile_seconds", "highest quantile", "seconds", (engine) => quantile(engine.signals, "itl")),
+    primary: made("latency_quantile_seconds", "", "seconds", (engine) => quantile(engine.signals, "itl"), "itl"),
     facts: [
       made("slo_itl", "objective", "seconds", (engine) => engine.slo.itl_seconds),
-      made("latency_quantile_seconds", "per output token, the same", "seconds", (engine) => quantile(engine.signals, "tpot")),
+      made("latency_quantile_seconds", "per output token, at that", "seconds", (engine) => quantile(engine.signals, "tpot")),
       made("slo_tpot", "its objective", "seconds", (engine) => engine.slo.tpot_seconds),
     ],
     chart: {
@@ -107,7 +116,7 @@ export const PANELS = [
     facts: [
       own("preemptions_total", "since the sidecar started", "count"),
       own("arrivals_total", "arrivals since", "count"),
-      own("computed_prompt_tokens_per_arrival", "prompt tokens computed per arrival", "count"),
+      own("computed_prompt_tokens_per_arrival", "prompt tokens computed for each", "count"),
     ],
     chart: {
       unit: "count",
@@ -147,7 +156,7 @@ export const PANELS = [
   },
   {
     title: "Warmness",
-    primary: own("warmness_ratio", "of the KV cache written once", "ratio"),
+    primary: own("warmness_ratio", "of the KV cache written", "ratio"),
     facts: [
       own("prefix_cache_hit_ratio", "prompt tokens from the cache", "ratio"),
       own("engine_restarts_total", "restarts", "count"),
