@@ -103,7 +103,7 @@ def add_api(app: FastAPI, readings: Readings, history: recent.Recent, replicas: 
         response.headers.update(LIVE)
         return listed(_chosen(readings, selection), time.time())
 
-    @serve("/engines/{engine}", answers.EngineAnswer, 404, 503)
+    @serve("/engines/{engine}", answers.EngineAnswer, 404, 409, 503)
     async def engine(
         engine: str, selection: Annotated[answers.Selection, Query()], response: Response
     ) -> answers.EngineAnswer:
@@ -114,7 +114,7 @@ def add_api(app: FastAPI, readings: Readings, history: recent.Recent, replicas: 
             raise _unknown(readings.all())
         if len(found) > 1:
             several = f"{len(found)} engines are called {engine}: say target or model_name"
-            raise _Refused(422, several, known=[answers.EngineName(**one.labels) for one in found][:MAX_KNOWN])
+            raise _Refused(409, several, known=[answers.EngineName(**one.labels) for one in found][:MAX_KNOWN])
         if found[0].unfit is not None:
             raise _Refused(503, found[0].unfit, found)
         return answers.EngineAnswer.of(found[0], time.time())

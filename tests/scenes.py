@@ -14,6 +14,7 @@ from exporter.lab.profiles import PROFILES, Profile
 from exporter.lab.serving import Layout
 from exporter.lab.simulate import Simulator, serving
 from exporter.schema import Config
+from exporter.upstream import Part
 from tests.sites import site
 
 STEADY = replace(PROFILES["demo"], weight_read_seconds=0.04)
@@ -50,6 +51,12 @@ class Scene:
         for client in self._clients:
             client.cancel()
         await asyncio.gather(*self._clients, return_exceptions=True)
+
+    def steps(self, name: str) -> float:
+        """Steps of an engine that the sidecar has seen since the engine started."""
+        views = [target.view() for target in self.sidecar.targets if target.config.label == name]
+        steps = [engine.now.last("steps", part=Part.COUNT) for view in views for engine in view.engines]
+        return sum(step or 0.0 for step in steps)
 
     def kinds(self) -> dict[str, str]:
         """The kind of verdict by target."""

@@ -89,7 +89,7 @@ def test_it_does_not_begin_below_what_runs():
 
 
 def test_the_rate_is_what_an_engine_made_while_requests_waited():
-    """An engine of 100 sequences, 50 steps a second: 5,000 tokens/s; 20 requests/s of 250 tokens, all of them waiting."""
+    """An engine of 100 sequences, 50 steps a second: 5,000 tokens/s; 20 requests/s of 250 tokens, and a queue."""
     pipeline = Fed(TargetConfig(model_name="named"))
     body = Body().process()
     for second in range(0, 40, 2):

@@ -63,7 +63,7 @@ export const PANELS = [
       own("running_requests", "running", "count"),
       own("prefilling_requests", "prefilling", "count"),
       own("queue_growth_requests_per_second", "queue grows per second", "count"),
-      own("goodput_ratio", "meet their objectives, at least", "ratio", "lower"),
+      own("goodput_ratio", "meet objectives, at least", "ratio", "lower"),
     ],
     chart: {
       unit: "count",
@@ -81,7 +81,7 @@ export const PANELS = [
     ],
     chart: {
       unit: "seconds",
-      series: [["ttft_seconds", "highest quantile"], ["predicted_ttft_seconds", "predicted"]],
+      series: [["ttft_seconds", "measured"], ["predicted_ttft_seconds", "predicted"]],
       limit: ["objective", (engine) => engine.slo.ttft_seconds],
     },
   },
@@ -95,7 +95,7 @@ export const PANELS = [
     ],
     chart: {
       unit: "seconds",
-      series: [["itl_seconds", "highest quantile"]],
+      series: [["itl_seconds", "measured"]],
       limit: ["objective", (engine) => engine.slo.itl_seconds],
     },
   },
@@ -116,7 +116,7 @@ export const PANELS = [
     facts: [
       own("preemptions_total", "since the sidecar started", "count"),
       own("arrivals_total", "arrivals since", "count"),
-      own("computed_prompt_tokens_per_arrival", "prompt tokens computed for each", "count"),
+      own("computed_prompt_tokens_per_arrival", "prompt tokens for each", "count"),
     ],
     chart: {
       unit: "count",
@@ -158,7 +158,7 @@ export const PANELS = [
     title: "Warmness",
     primary: own("warmness_ratio", "of the KV cache written", "ratio"),
     facts: [
-      own("prefix_cache_hit_ratio", "prompt tokens from the cache", "ratio"),
+      own("prefix_cache_hit_ratio", "prompt from the cache", "ratio"),
       own("engine_restarts_total", "restarts", "count"),
     ],
     chart: { unit: "ratio", series: [["warmness_ratio", "warm"]], top: 1 },

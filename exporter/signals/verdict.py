@@ -97,7 +97,8 @@ def _leaving(target: TargetView, engine: EngineView) -> Verdict | None:
         if gone >= LEAVING_REQUESTS and share >= LEAVING_RATIO:
             predicted = queue.predicted_ttft(engine)
             ahead = "" if predicted is None else f", TTFT {seconds(predicted)} predicted"
-            return Verdict(Kind.LEAVING, f"{gone:.0f} of {offered:.0f} requests in {name} were given up{ahead}")
+            given_up = f"{gone:.0f} of {max(gone, offered):.0f} requests in {name} were given up"
+            return Verdict(Kind.LEAVING, given_up + ahead)
     return None
 
 

@@ -1,0 +1,280 @@
+"""The page in a real browser, over simulated engines that are made to be what it should say they are."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from axe_playwright_python.async_playwright import Axe
+from playwright.async_api import Browser, Page, async_playwright
+
+from exporter.lab.profiles import Profile
+from exporter.recent import STEP_SECONDS
+from exporter.signals.verdict import Kind
+from tests.programs import system
+from tests.scenes import STEADY, Scene, scene
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+ENGINES: dict[str, Profile | None] = {
+    "fine": STEADY,
+    "queueing": replace(STEADY, max_num_seqs=4),
+    "slow": replace(STEADY, weight_read_seconds=0.3),
+    "left": replace(STEADY, max_num_seqs=2),
+    "stuck": replace(STEADY, weight_read_seconds=0.01),
+    "blind": STEADY,
+    "asleep": STEADY,
+    "gone": STEADY,
+    "nobody": None,
+}
+VERDICTS = {
+    "fine": "fine",
+    "queueing": "queueing",
+    "slow": "batch pressure",
+    "left": "clients are leaving",
+    "stuck": "stalled",
+    "blind": "blind",
+    "asleep": "asleep",
+    "gone": "lost",
+    "nobody": "loading",
+}
+MARKUP = "<img src=x onerror=alert(1)>\"'&"
+
+WATCH_SHIFTS = """
+window.shifts = 0;
+new PerformanceObserver((list) => {
+  for (const entry of list.getEntries()) if (!entry.hadRecentInput) window.shifts += entry.value;
+}).observe({ type: "layout-shift", buffered: true });
+"""
+
+
+@dataclass
+class Opened:
+    """A page, and what it complained of and asked for."""
+
+    page: Page
+    complaints: list[str] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+
+    async def kinds(self) -> dict[str, str]:
+        """By target, in the order of the list."""
+        rows = self.page.locator("#list li")
+        keys = await rows.evaluate_all("rows => rows.map((row) => new URLSearchParams(row.dataset.key).get('target'))")
+        kinds = await rows.locator(".kind").all_inner_texts()
+        return dict(zip(keys, (kind.split(" · ")[0] for kind in kinds), strict=True))
+
+    async def until(self, script: str, argument: Any = None) -> None:
+        """Wait for a condition; the browser's own waiting needs eval, which the page's policy forbids."""
+        async with asyncio.timeout(15):
+            while not await self.page.evaluate(script, argument):
+                await asyncio.sleep(0.05)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser() -> AsyncIterator[Browser]:
+    async with async_playwright() as playwright:
+        chromium = await playwright.chromium.launch(executable_path=system("chromium"), args=["--no-sandbox"])
+        yield chromium
+        await chromium.close()
+
+
+@contextlib.asynccontextmanager
+async def opened(browser: Browser, url: str, **options: Any) -> AsyncIterator[Opened]:
+    """A page that is live, and at the end has complained of nothing and asked nobody else."""
+    context = await browser.new_context(**({"viewport": {"width": 1360, "height": 1000}} | options))
+    found = Opened(await context.new_page())
+    found.page.on("console", lambda message: found.complaints.append(message.text))
+    found.page.on("pageerror", lambda error: found.complaints.append(str(error)))
+    found.page.on("dialog", lambda dialog: found.complaints.append(dialog.message))
+    found.page.on("request", lambda request: found.asked.append(request.url))
+    await found.page.add_init_script(WATCH_SHIFTS)
+    await found.page.goto(url)
+    await found.page.wait_for_selector("#columns:not([hidden])")
+    try:
+        yield found
+        assert found.complaints == []
+        host = url.split("/")[2]
+        assert {address.split("/")[2] for address in found.asked} == {host}
+    finally:
+        await context.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def scenery() -> AsyncIterator[Scene]:
+    """Nine engines, each brought into another state."""
+    async with scene(ENGINES, stall_after_seconds=2.0) as made:
+        made.load("fine", 3)
+        made.load("queueing", 60)
+        made.load("slow", 4)
+        made.load("left", 20, patience=0.7, max_tokens=200)
+        made.load("stuck", 6, max_tokens=400)
+        for name in ("blind", "asleep", "gone"):
+            made.load(name, 1)
+        seen = {"fine", "queueing", "slow", "left", "stuck", "blind", "asleep", "gone"}
+        await made.until(lambda: {one.target.label for one in made.sidecar.readings.all() if one.engine} == seen)
+        await made.until(lambda: made.steps("stuck") > 120)
+        made.simulators["blind"].faults.set("lose", {"series": "vllm:num_preemptions"})
+        made.simulators["asleep"].faults.set("sleep", {})
+        made.simulators["stuck"].faults.set("hang", {})
+        await made.simulators["gone"].listener.close()
+        await made.until(lambda: made.kinds() == VERDICTS)
+        yield made
+
+
+async def test_every_verdict_is_reached_and_listed_worst_first(scenery: Scene, browser: Browser) -> None:
+    """Queue, slow steps, clients without patience, a hang, a lost series, sleep, a closed port, nobody: as told."""
+    async with opened(browser, scenery.url) as found:
+        await found.until("document.querySelectorAll('#list li').length === 9")
+        listed = await found.kinds()
+        assert listed == VERDICTS
+        ranks = [Kind(kind).rank for kind in listed.values()]
+        assert ranks == sorted(ranks)
+        assert await found.page.locator("#verdict h2").inner_text() == next(iter(listed.values()))
+        for target, kind in VERDICTS.items():
+            await found.page.locator(f'#list li[data-key^="target={target}&"] button').click()
+            await found.until("kind => document.querySelector('#verdict h2').textContent === kind", kind)
+            assert target in await found.page.locator("#verdict .about").inner_text()
+            assert await found.page.locator("#verdict .sentence").inner_text()
+
+
+async def test_alerts_that_would_fire_lead_to_their_runbooks(scenery: Scene, browser: Browser) -> None:
+    async with opened(browser, f"{scenery.url}/#target=queueing") as found:
+        link = found.page.get_by_role("link", name="VLLMTTFTBudgetBurn")
+        assert (await link.get_attribute("href") or "").endswith("/alerts/runbooks/VLLMTTFTBudgetBurn.md")
+
+
+async def test_an_unknown_number_says_why(scenery: Scene, browser: Browser) -> None:
+    """Nothing decodes on an engine that sleeps; without settings for speculation there is no advice on it."""
+    async with opened(browser, f"{scenery.url}/#target=fine") as found:
+        text = await found.page.locator("[data-metric=speculation_advised]").inner_text()
+        assert text == "off, and speculation.alpha, gamma not set"
+        await found.page.locator('#list li[data-key^="target=asleep&"] button').click()
+        await found.until("document.querySelector('#verdict h2').textContent === 'asleep'")
+        # Its last steps leave the window of 15 s by and by.
+        assert "asleep" in await found.page.title()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_accessible_by_axe(scenery: Scene, browser: Browser, scheme: str) -> None:
+    """Names, roles, contrast, structure: no violation of any of its rules."""
+    async with opened(browser, f"{scenery.url}/#target=queueing", color_scheme=scheme) as found:
+        await found.until("document.querySelectorAll('#list li').length === 9")
+        results = await Axe().run(found.page)
+        assert [each["id"] for each in results.response["violations"]] == []
+        assert len(results.response["passes"]) > 15
+
+
+async def test_keyboard_phone_width_and_screen_reader(scenery: Scene, browser: Browser) -> None:
+    """Everything by Tab and Enter; nothing wider than a phone; a verdict is spoken when it is another one."""
+    async with opened(browser, scenery.url, viewport={"width": 360, "height": 740}) as found:
+        page = found.page
+        await found.until("document.querySelectorAll('#list li').length === 9")
+        assert await page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+        await page.evaluate(
+            "window.spoken = 0; new MutationObserver(() => window.spoken++).observe("
+            "document.querySelector('#announcement'), {childList: true})"
+        )
+        for _ in range(6):  # the skip link, three links in the header, the first engine, the second
+            await page.keyboard.press("Tab")
+        second = await page.locator("#list li").nth(1).get_attribute("data-key")
+        assert await page.evaluate("document.activeElement.parentElement.dataset.key") == second
+        await page.keyboard.press("Enter")
+        await found.until("document.querySelectorAll('#list li')[1].firstChild.getAttribute('aria-current') === 'true'")
+        assert await page.evaluate("document.activeElement.parentElement.dataset.key") == second
+        kind = (await page.locator("#list li").nth(1).locator(".kind").inner_text()).split(" · ")[0]
+        assert kind in await page.locator("#announcement").inner_text()
+        assert await page.evaluate("window.spoken") == 1
+
+
+async def test_nothing_shifts_while_numbers_change(scenery: Scene, browser: Browser) -> None:
+    """From the first paint on, over several answers; the browser itself keeps the score, 0 is still."""
+    async with opened(browser, f"{scenery.url}/#target=fine") as found:
+        for _ in range(4):
+            async with found.page.expect_response("**/page/state*"):
+                pass
+        assert await found.page.evaluate("window.shifts") < 0.001
+
+
+async def test_ten_minutes_are_drawn(scenery: Scene, browser: Browser) -> None:
+    """120 points, from the left edge to the right one."""
+    label = "fine"
+    [target] = [each for each in scenery.sidecar.targets if each.config.label == label]
+    for number in range(120, 0, -1):
+        scenery.sidecar.recent.add(target.view(), time.time() - number * STEP_SECONDS)
+    async with opened(browser, f"{scenery.url}/#target={label}") as found:
+        chart = found.page.locator(".panel").nth(4).locator("path.one")
+        await found.until("document.querySelectorAll('path.one')[4].getAttribute('d').length > 1000")
+        drawn = (await chart.get_attribute("d")) or ""
+        across = [float(each.split(" ")[0]) for each in drawn.replace("M", "L").split("L")[1:]]
+        assert len(across) >= 118
+        assert across[0] < 15
+        assert across[-1] > 585
+        assert "now" in (await found.page.locator(".panel svg").nth(4).get_attribute("aria-label") or "")
+
+
+async def test_numbers_are_those_of_the_api_and_of_metrics(browser: Browser) -> None:
+    """With scraping held still, at one instant: what the page shows is what both others say."""
+    async with scene({"one": STEADY, "two": STEADY}) as made:
+        made.load("one", 3)
+        made.load("two", 1)
+        await made.until(lambda: set(made.kinds().values()) == {"fine"})
+        async with opened(browser, f"{made.url}/#target=one") as found:
+            await made.sidecar.targets.stop()
+            for _ in range(2):
+                async with found.page.expect_response("**/page/state*"):
+                    pass
+            shown = await found.page.evaluate(
+                "Object.fromEntries([...document.querySelectorAll('[data-metric][data-value]')]"
+                ".map((one) => [one.dataset.metric, Number(one.dataset.value)]))"
+            )
+            api = (await made.http.get(f"{made.url}/api/v1/engines/0?target=one")).json()
+            metrics = (await made.http.get(f"{made.url}/metrics")).text
+        exposed = {
+            line.partition("{")[0].removeprefix("vllm_sidecar_"): float(line.rpartition(" ")[2])
+            for line in metrics.splitlines()
+            if line.startswith("vllm_sidecar_") and 'target="one"' in line
+        }
+        plain = [name for name in shown if isinstance(api["signals"].get(name), float)]
+        assert {"decode_batch_size", "running_requests", "kv_usage_ratio", "predicted_ttft_seconds"} <= set(plain)
+        for name in plain:
+            assert shown[name] == api["signals"][name] == exposed[name], name
+        assert shown["cost_dollars_per_million_tokens"] == exposed["cost_dollars_per_million_tokens"] or (
+            f" {shown['cost_dollars_per_million_tokens']}" in metrics
+        )
+
+
+async def test_a_lost_engine_is_lost_within_two_intervals(browser: Browser) -> None:
+    """Counted in scrapes; the page says so without being loaded again."""
+    async with scene({"here": STEADY, "there": STEADY}) as made:
+        made.load("here", 1)
+        made.load("there", 1)
+        await made.until(lambda: set(made.kinds().values()) == {"fine"})
+        async with opened(browser, made.url) as found:
+            await found.until("document.querySelectorAll('#list li').length === 2")
+            [target] = [each for each in made.sidecar.targets if each.config.label == "there"]
+            await made.simulators["there"].listener.close()
+            before = target.version
+            await made.until(lambda: made.kinds()["there"] == "lost")
+            assert target.version - before <= 2
+            await found.until("document.querySelector('#list .kind').textContent.startsWith('lost')")
+            assert (await found.kinds())["here"] == "fine"
+
+
+async def test_names_are_text_whatever_they_hold(browser: Browser) -> None:
+    """Markup in model_name is shown as it is, and makes no element."""
+    async with scene({"one": STEADY, MARKUP: STEADY}, models={"one": MARKUP}) as made:
+        made.load("one", 1, model=MARKUP)
+        await made.until(lambda: any(one.engine for one in made.sidecar.readings.all()))
+        async with opened(browser, made.url) as found:
+            await found.until("document.querySelectorAll('#list li').length === 2")
+            names = await found.page.locator("#list .name").all_inner_texts()
+            assert all(MARKUP in name for name in names)
+            await found.page.locator("#list button").nth(0).click()
+            await found.until("location.hash.includes('img')")
+            await asyncio.sleep(0)
+            assert await found.page.locator("img").count() == 0
+            assert MARKUP in await found.page.locator("#verdict .about").inner_text()
