@@ -228,6 +228,8 @@ class Pipeline:
         age = None if self._last_good is None else max(0.0, at - self._last_good[0])
         fresh = age is not None and age <= max(STALE_SECONDS, 2 * self.interval_seconds)
         kept = age is not None and age <= COUNTERS_KEPT_SECONDS
+        # Windows end at the last scrape, so that two readings of it are the same whenever they are made.
+        seen = at if self._last_good is None else min(at, self._last_good[0])
         return TargetView(
             label=self.config.label,
             config=self.config,
@@ -235,10 +237,10 @@ class Pipeline:
             state=self.state,
             up=self.up,
             healthy=self._healthy,
-            engines=tuple(self._engine_view(engine, at, fresh=fresh) for engine in self._present) if kept else (),
+            engines=tuple(self._engine_view(engine, seen, fresh=fresh) for engine in self._present) if kept else (),
             model_names=sorted({engine.model_name for engine in self._present}),
             last=self._history.last_two(TARGET) if kept else None,
-            windows=self._windows(TARGET, at) if fresh else {},
+            windows=self._windows(TARGET, seen) if fresh else {},
             dollars=None if self.config.gpu_hour_dollars is None else dict(self._billed.dollars),
             waste=None if self.config.gpu_hour_dollars is None else dict(self._billed.waste),
             failures=self._failures,

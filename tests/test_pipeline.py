@@ -23,6 +23,17 @@ def asleep(body, *, sleeping):
 # States
 
 
+def test_a_scrape_reads_the_same_whenever_it_is_read():
+    """A window ends at the last scrape: 7 s later its baseline is the same, and so is every value."""
+    fed, body = Fed(windows={"15s": 15.0}), Body().process()
+    for second in range(30):
+        fed.scrape(second, body)
+        body.running(4).decode(4 + second, 10)
+
+    assert fed.shown(29.0) == fed.shown(36.0)
+    assert fed.get("decode_batch_size", 36.0) == sum(range(4 + 14, 4 + 29)) / 15
+
+
 def test_states_of_a_life():
     """Loading for minutes, up, asleep, awake, lost, up again: state and target_up at each scrape."""
     pipeline, body = Fed(), Body().process()
