@@ -63,6 +63,7 @@ def one(name: str = "one", model: str = "m", engine: str = "0", usage: float = 0
         pipeline.scrape(at, body.set("vllm:kv_cache_usage_perc", usage))
         body.running(4).decode(4, 100).first_tokens(0.2, times=2).finish(times=2)
         body.tokens(prompt=200)
+        body.observe("vllm:request_generation_tokens", 200.0, times=2, edges=(100.0, 1000.0, float("inf")))
         body.add("vllm:prompt_tokens_by_source_total", 200, source="local_compute")
     return Shown(pipeline)
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 import pytest_asyncio
@@ -20,6 +21,7 @@ from tests.scenes import STEADY, Scene, scene
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
+MARKUP = "<img src=x onerror=alert(1)>\"'&"
 ENGINES: dict[str, Profile | None] = {
     "fine": STEADY,
     "queueing": replace(STEADY, max_num_seqs=4),
@@ -30,6 +32,7 @@ ENGINES: dict[str, Profile | None] = {
     "asleep": STEADY,
     "gone": STEADY,
     "nobody": None,
+    MARKUP: STEADY,
 }
 VERDICTS = {
     "fine": "fine",
@@ -41,9 +44,8 @@ VERDICTS = {
     "asleep": "asleep",
     "gone": "lost",
     "nobody": "loading",
+    MARKUP: "fine",
 }
-MARKUP = "<img src=x onerror=alert(1)>\"'&"
-
 WATCH_SHIFTS = """
 window.shifts = 0;
 new PerformanceObserver((list) => {
@@ -70,7 +72,7 @@ class Opened:
     async def until(self, script: str, argument: Any = None) -> None:
         """Wait for a condition; the browser's own waiting needs eval, which the page's policy forbids."""
         async with asyncio.timeout(15):
-            while not await self.page.evaluate(script, argument):
+            while not await self.page.evaluate(script, argument):  # noqa: ASYNC110 - seen from outside only
                 await asyncio.sleep(0.05)
 
 
@@ -105,8 +107,8 @@ async def opened(browser: Browser, url: str, **options: Any) -> AsyncIterator[Op
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def scenery() -> AsyncIterator[Scene]:
-    """Nine engines, each brought into another state."""
-    async with scene(ENGINES, stall_after_seconds=2.0) as made:
+    """Engines, each brought into another state, and one with an awkward name."""
+    async with scene(ENGINES, {MARKUP: MARKUP}, stall_after_seconds=2.0) as made:
         made.load("fine", 3)
         made.load("queueing", 60)
         made.load("slow", 4)
@@ -114,7 +116,8 @@ async def scenery() -> AsyncIterator[Scene]:
         made.load("stuck", 6, max_tokens=400)
         for name in ("blind", "asleep", "gone"):
             made.load(name, 1)
-        seen = {"fine", "queueing", "slow", "left", "stuck", "blind", "asleep", "gone"}
+        made.load(MARKUP, 1, model=MARKUP)
+        seen = ENGINES.keys() - {"nobody"}
         await made.until(lambda: {one.target.label for one in made.sidecar.readings.all() if one.engine} == seen)
         await made.until(lambda: made.steps("stuck") > 120)
         made.simulators["blind"].faults.set("lose", {"series": "vllm:num_preemptions"})
@@ -128,23 +131,23 @@ async def scenery() -> AsyncIterator[Scene]:
 async def test_every_verdict_is_reached_and_listed_worst_first(scenery: Scene, browser: Browser) -> None:
     """Queue, slow steps, clients without patience, a hang, a lost series, sleep, a closed port, nobody: as told."""
     async with opened(browser, scenery.url) as found:
-        await found.until("document.querySelectorAll('#list li').length === 9")
+        await found.until("document.querySelectorAll('#list li').length === 10")
         listed = await found.kinds()
         assert listed == VERDICTS
         ranks = [Kind(kind).rank for kind in listed.values()]
         assert ranks == sorted(ranks)
         assert await found.page.locator("#verdict h2").inner_text() == next(iter(listed.values()))
         for target, kind in VERDICTS.items():
-            await found.page.locator(f'#list li[data-key^="target={target}&"] button').click()
+            await found.page.locator(f'#list li[data-key^="{urlencode({"target": target})}&"] button').click()
             await found.until("kind => document.querySelector('#verdict h2').textContent === kind", kind)
             assert target in await found.page.locator("#verdict .about").inner_text()
             assert await found.page.locator("#verdict .sentence").inner_text()
 
 
 async def test_alerts_that_would_fire_lead_to_their_runbooks(scenery: Scene, browser: Browser) -> None:
-    async with opened(browser, f"{scenery.url}/#target=queueing") as found:
-        link = found.page.get_by_role("link", name="VLLMTTFTBudgetBurn")
-        assert (await link.get_attribute("href") or "").endswith("/alerts/runbooks/VLLMTTFTBudgetBurn.md")
+    async with opened(browser, f"{scenery.url}/#target=blind") as found:
+        link = found.page.get_by_role("link", name="VLLMSidecarBlind")
+        assert (await link.get_attribute("href") or "").endswith("/alerts/runbooks/VLLMSidecarBlind.md")
 
 
 async def test_an_unknown_number_says_why(scenery: Scene, browser: Browser) -> None:
@@ -162,7 +165,7 @@ async def test_an_unknown_number_says_why(scenery: Scene, browser: Browser) -> N
 async def test_accessible_by_axe(scenery: Scene, browser: Browser, scheme: str) -> None:
     """Names, roles, contrast, structure: no violation of any of its rules."""
     async with opened(browser, f"{scenery.url}/#target=queueing", color_scheme=scheme) as found:
-        await found.until("document.querySelectorAll('#list li').length === 9")
+        await found.until("document.querySelectorAll('#list li').length === 10")
         results = await Axe().run(found.page)
         assert [each["id"] for each in results.response["violations"]] == []
         assert len(results.response["passes"]) > 15
@@ -172,7 +175,7 @@ async def test_keyboard_phone_width_and_screen_reader(scenery: Scene, browser: B
     """Everything by Tab and Enter; nothing wider than a phone; a verdict is spoken when it is another one."""
     async with opened(browser, scenery.url, viewport={"width": 360, "height": 740}) as found:
         page = found.page
-        await found.until("document.querySelectorAll('#list li').length === 9")
+        await found.until("document.querySelectorAll('#list li').length === 10")
         assert await page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
         await page.evaluate(
             "window.spoken = 0; new MutationObserver(() => window.spoken++).observe("
@@ -216,65 +219,49 @@ async def test_ten_minutes_are_drawn(scenery: Scene, browser: Browser) -> None:
         assert "now" in (await found.page.locator(".panel svg").nth(4).get_attribute("aria-label") or "")
 
 
-async def test_numbers_are_those_of_the_api_and_of_metrics(browser: Browser) -> None:
+async def test_names_are_text_whatever_they_hold(scenery: Scene, browser: Browser) -> None:
+    """Markup in model_name and in the target's name is shown as it is, and makes no element."""
+    key = urlencode({"target": MARKUP, "model_name": MARKUP, "engine": "0"})
+    async with opened(browser, f"{scenery.url}/#{key}") as found:
+        await found.until("document.querySelectorAll('#list li').length === 10")
+        assert f"{MARKUP} · engine 0 · {MARKUP}" in await found.page.locator("#list .name").all_inner_texts()
+        assert f"{MARKUP} · engine 0 · {MARKUP}" in await found.page.locator("#verdict .about").inner_text()
+        assert await found.page.locator("img").count() == 0
+
+
+async def test_a_lost_engine_is_lost_within_two_intervals(scenery: Scene, browser: Browser) -> None:
+    """Counted in scrapes; the page says so without being loaded again, and says it of no other."""
+    async with opened(browser, scenery.url) as found:
+        [target] = [each for each in scenery.sidecar.targets if each.config.label == MARKUP]
+        await scenery.simulators[MARKUP].listener.close()
+        before = target.version
+        await scenery.until(lambda: scenery.kinds()[MARKUP] == "lost")
+        assert target.version - before <= 2
+        kinds = "[...document.querySelectorAll('#list .kind')].map((one) => one.textContent.split(' ')[0])"
+        await found.until(f"{kinds}.filter((kind) => kind === 'lost').length === 2")
+        assert await found.kinds() == VERDICTS | {MARKUP: "lost"}
+
+
+async def test_numbers_are_those_of_the_api_and_of_metrics(scenery: Scene, browser: Browser) -> None:
     """With scraping held still, at one instant: what the page shows is what both others say."""
-    async with scene({"one": STEADY, "two": STEADY}) as made:
-        made.load("one", 3)
-        made.load("two", 1)
-        await made.until(lambda: set(made.kinds().values()) == {"fine"})
-        async with opened(browser, f"{made.url}/#target=one") as found:
-            await made.sidecar.targets.stop()
-            for _ in range(2):
-                async with found.page.expect_response("**/page/state*"):
-                    pass
-            shown = await found.page.evaluate(
-                "Object.fromEntries([...document.querySelectorAll('[data-metric][data-value]')]"
-                ".map((one) => [one.dataset.metric, Number(one.dataset.value)]))"
-            )
-            api = (await made.http.get(f"{made.url}/api/v1/engines/0?target=one")).json()
-            metrics = (await made.http.get(f"{made.url}/metrics")).text
-        exposed = {
-            line.partition("{")[0].removeprefix("vllm_sidecar_"): float(line.rpartition(" ")[2])
-            for line in metrics.splitlines()
-            if line.startswith("vllm_sidecar_") and 'target="one"' in line
-        }
-        plain = [name for name in shown if isinstance(api["signals"].get(name), float)]
-        assert {"decode_batch_size", "running_requests", "kv_usage_ratio", "predicted_ttft_seconds"} <= set(plain)
-        for name in plain:
-            assert shown[name] == api["signals"][name] == exposed[name], name
-        assert shown["cost_dollars_per_million_tokens"] == exposed["cost_dollars_per_million_tokens"] or (
-            f" {shown['cost_dollars_per_million_tokens']}" in metrics
+    async with opened(browser, f"{scenery.url}/#target=fine") as found:
+        await scenery.sidecar.targets.stop()
+        for _ in range(2):
+            async with found.page.expect_response("**/page/state*"):
+                pass
+        shown = await found.page.evaluate(
+            "Object.fromEntries([...document.querySelectorAll('[data-metric][data-value]')]"
+            ".map((one) => [one.dataset.metric, Number(one.dataset.value)]))"
         )
-
-
-async def test_a_lost_engine_is_lost_within_two_intervals(browser: Browser) -> None:
-    """Counted in scrapes; the page says so without being loaded again."""
-    async with scene({"here": STEADY, "there": STEADY}) as made:
-        made.load("here", 1)
-        made.load("there", 1)
-        await made.until(lambda: set(made.kinds().values()) == {"fine"})
-        async with opened(browser, made.url) as found:
-            await found.until("document.querySelectorAll('#list li').length === 2")
-            [target] = [each for each in made.sidecar.targets if each.config.label == "there"]
-            await made.simulators["there"].listener.close()
-            before = target.version
-            await made.until(lambda: made.kinds()["there"] == "lost")
-            assert target.version - before <= 2
-            await found.until("document.querySelector('#list .kind').textContent.startsWith('lost')")
-            assert (await found.kinds())["here"] == "fine"
-
-
-async def test_names_are_text_whatever_they_hold(browser: Browser) -> None:
-    """Markup in model_name is shown as it is, and makes no element."""
-    async with scene({"one": STEADY, MARKUP: STEADY}, models={"one": MARKUP}) as made:
-        made.load("one", 1, model=MARKUP)
-        await made.until(lambda: any(one.engine for one in made.sidecar.readings.all()))
-        async with opened(browser, made.url) as found:
-            await found.until("document.querySelectorAll('#list li').length === 2")
-            names = await found.page.locator("#list .name").all_inner_texts()
-            assert all(MARKUP in name for name in names)
-            await found.page.locator("#list button").nth(0).click()
-            await found.until("location.hash.includes('img')")
-            await asyncio.sleep(0)
-            assert await found.page.locator("img").count() == 0
-            assert MARKUP in await found.page.locator("#verdict .about").inner_text()
+        [target] = (await scenery.http.get(f"{scenery.url}/api/v1/signals?target=fine")).json()["targets"]
+        metrics = (await scenery.http.get(f"{scenery.url}/metrics")).text
+    exposed = {
+        line.rpartition(" ")[0].removeprefix("vllm_sidecar_"): float(line.rpartition(" ")[2])
+        for line in metrics.splitlines()
+        if line.startswith("vllm_sidecar_") and 'target="fine"' in line
+    }
+    labels = '{engine="0",model_name="simulated",target="fine"}'
+    plain = [name for name in shown if isinstance(target["engines"][0].get(name), float)]
+    assert {"decode_batch_size", "running_requests", "kv_usage_ratio", "predicted_ttft_seconds"} <= set(plain)
+    for name in plain:
+        assert shown[name] == target["engines"][0][name] == exposed[name + labels], name
