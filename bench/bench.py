@@ -13,9 +13,11 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
+import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from exporter.app import Sidecar
@@ -42,6 +44,7 @@ def main() -> None:
     render()
     cycles()
     memory()
+    readers()
     engine()
 
 
@@ -211,6 +214,41 @@ def memory() -> None:
         else:
             each = (resident - base) / (count - 1)
             row(f"resident memory, {count} engines", f"{resident:.0f} MiB", f"{each:.2f} MiB each further; budget 1")
+
+
+def readers() -> None:
+    """How late scrapes come, and how fast the API answers meanwhile, without readers of the page and with 200."""
+    settings = f"url: {{url}}\nscrape: {{{{interval_seconds: {INTERVAL_SECONDS}}}}}\n"
+    with playback() as url, sidecar(settings.format(url=url)) as (child, address):
+        alone = ask(address)
+        command = (sys.executable, str(Path(__file__).with_name("readers.py")), address)
+        with process(*command):
+            time.sleep(3)
+            began = cpu_seconds(child.pid)
+            crowded = ask(address)
+            share = (cpu_seconds(child.pid) - began) / MEASURED_SECONDS
+    for (what, budget), one, other in zip(
+        (("longest time between scrapes", "the same"), ("API, p99", "budget 5 ms")), alone, crowded, strict=True
+    ):
+        row(f"{what}, 200 readers", f"{other * 1e3:.1f} ms", f"{budget}; none {one * 1e3:.1f} ms", other / one)
+    row("CPU for 200 readers, scraping included", f"{share:.0%}", "of one core")
+
+
+def ask(address: str) -> tuple[float, float]:
+    """The longest time between two scrapes, and the 99th percentile of the API's answers, in seconds."""
+    times, scrapes = [], set()
+    deadline = time.monotonic() + MEASURED_SECONDS
+    with httpx.Client() as http:
+        while time.monotonic() < deadline:
+            began = time.perf_counter()
+            http.get(f"{address}/api/v1/saturation").raise_for_status()
+            times.append(time.perf_counter() - began)
+            [target] = http.get(f"{address}/api/v1/signals").json()["targets"]
+            scrapes.add(target["last_success_timestamp_seconds"])
+            time.sleep(0.05)
+    seen = sorted(scrapes)
+    gaps = [after - before for before, after in pairwise(seen)]
+    return max(gaps), sorted(times)[int(len(times) * 0.99)]
 
 
 def engine() -> None:

@@ -1,12 +1,17 @@
 """The verdict on an engine: every kind by its own worked numbers, and which of two goes first."""
 
 import pytest
+import yaml
 
 from exporter.schema import TargetConfig
+from exporter.signals import firing
 from exporter.signals.firing import conditions
 from exporter.signals.verdict import Kind, seconds, verdict
 from exporter.unknown import reasons
 from tests.bodies import Body, Fed
+from tests.programs import ROOT
+
+ALERTS = ROOT / "alerts"
 
 
 def fed(**settings):
@@ -204,3 +209,26 @@ def test_what_is_not_known_of_a_lost_engine_is_so_for_one_reason():
     pipeline.fail(2)
     view = pipeline.view(30)
     assert set(reasons(view, view.engines[0]).values()) == {"no good scrape lately"}
+
+
+def test_conditions_are_those_of_the_rules_that_are_shipped():
+    """Thresholds, how long each rule waits, and a runbook for each."""
+    held = {name: row["value"] for name, row in yaml.safe_load((ALERTS / "thresholds.yaml").read_text()).items()}
+    waits: dict[str, set[str]] = {}
+    for file in (ALERTS / "rules" / "sidecar").glob("*.yaml"):
+        for group in yaml.safe_load(file.read_text())["groups"]:
+            for rule in group["rules"]:
+                waits.setdefault(rule.get("alert"), set()).add(rule.get("for"))
+
+    assert (
+        held["preemptions_ratio"],
+        held["preemptions_count"],
+    ) == (firing.PREEMPTIONS_RATIO, firing.PREEMPTIONS_COUNT)
+    assert (held["abandoned_ratio"], held["abandoned_count"]) == (firing.ABANDONED_RATIO, firing.ABANDONED_COUNT)
+    assert (held["rejections_ratio"], held["rejections_count"]) == (firing.REJECTIONS_RATIO, firing.REJECTIONS_COUNT)
+    assert (held["kv_pinned_ratio"], held["cold_ratio"]) == (firing.KV_PINNED_RATIO, firing.COLD_RATIO)
+    assert (held["burn_1_factor"], held["burn_count"]) == (firing.BURN_FACTOR, firing.BURN_COUNT)
+    assert held["cost_factor"] == firing.COST_FACTOR
+    assert held["runbook_url"] == firing.RUNBOOKS
+    assert [(alert, lasting) for alert, lasting, _ in firing.RULES if lasting not in waits.get(alert, ())] == []
+    assert [alert for alert, *_ in firing.RULES if not (ALERTS / "runbooks" / f"{alert}.md").is_file()] == []

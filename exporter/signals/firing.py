@@ -14,7 +14,7 @@ REJECTIONS_RATIO, REJECTIONS_COUNT = 0.01, 10.0
 KV_PINNED_RATIO = 0.9
 COLD_RATIO = 0.5
 COST_FACTOR = 2.0
-BURN_FACTOR, BURN_COUNT = 14.4, 10.0
+BURN_FACTOR, GAP_BURN_FACTOR, BURN_COUNT = 14.4, 6.0, 10.0
 """As in alerts/thresholds.yaml, each with its reason there."""
 
 
@@ -72,14 +72,14 @@ def _predicted(_: TargetView, engine: EngineView) -> str | None:
     return f"TTFT {predicted:.3g} s predicted, objective {objective:g} s, and the queue grows"
 
 
-def _burning(series: str) -> Check:
+def _burning(series: str, factor: float) -> Check:
     def check(_: TargetView, engine: EngineView) -> str | None:
         budget, threshold = 1.0 - engine.config.slo.objective_ratio, slo.threshold_of(engine, series)
         for window in engine.windows.values():
             missed, observed = slo.share_missed(window, series, threshold), histogram.increases(window, series)
             if missed is None or observed is None:
                 continue
-            if missed > BURN_FACTOR * budget and missed * observed.count >= BURN_COUNT:
+            if missed > factor * budget and missed * observed.count >= BURN_COUNT:
                 return f"{missed:.0%} miss {threshold:g} s"
         return None
 
@@ -146,9 +146,9 @@ def _losing(_: TargetView, engine: EngineView) -> str | None:
 RULES: tuple[tuple[str, str, Check], ...] = (
     ("VLLMEngineStalled", "1m", _stalled),
     ("VLLMPredictedTTFTTooLong", "5m", _predicted),
-    ("VLLMTTFTBudgetBurn", "2m", _burning("ttft")),
-    ("VLLMTPOTBudgetBurn", "2m", _burning("tpot")),
-    ("VLLMITLBudgetBurn", "2m", _burning("itl")),
+    ("VLLMTTFTBudgetBurn", "2m", _burning("ttft", BURN_FACTOR)),
+    ("VLLMTPOTBudgetBurn", "2m", _burning("tpot", BURN_FACTOR)),
+    ("VLLMITLBudgetBurn", "15m", _burning("itl", GAP_BURN_FACTOR)),
     ("VLLMRequestsAbandoned", "5m", _abandoned),
     ("VLLMAdmissionRejections", "15m", _rejected),
     ("VLLMPreemptions", "5m", _preempting),
