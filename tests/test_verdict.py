@@ -227,6 +227,7 @@ def test_conditions_are_those_of_the_rules_that_are_shipped():
     assert (held["abandoned_ratio"], held["abandoned_count"]) == (firing.ABANDONED_RATIO, firing.ABANDONED_COUNT)
     assert (held["rejections_ratio"], held["rejections_count"]) == (firing.REJECTIONS_RATIO, firing.REJECTIONS_COUNT)
     assert (held["kv_pinned_ratio"], held["cold_ratio"]) == (firing.KV_PINNED_RATIO, firing.COLD_RATIO)
+    assert held["burn_2_factor"] == firing.GAP_BURN_FACTOR
     assert (held["burn_1_factor"], held["burn_count"]) == (firing.BURN_FACTOR, firing.BURN_COUNT)
     assert held["cost_factor"] == firing.COST_FACTOR
     assert held["runbook_url"] == firing.RUNBOOKS
