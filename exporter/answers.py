@@ -112,7 +112,7 @@ class EngineSummary(EngineName):
         return cls(
             **reading.labels,
             state=reading.target.state.value,
-            age_seconds=reading.target.age_seconds,
+            age_seconds=reading.age_seconds,
             verdict=VerdictAnswer.of(reading),
             conditions=len(reading.conditions),
         )
@@ -140,7 +140,7 @@ class EngineAnswer(Aged, EngineName):
         """A reading's."""
         return cls(
             unix_seconds=unix_seconds,
-            age_seconds=reading.target.age_seconds,
+            age_seconds=reading.age_seconds,
             **reading.labels,
             state=reading.target.state.value,
             verdict=VerdictAnswer.of(reading),

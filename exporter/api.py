@@ -33,7 +33,7 @@ class _Refused(HTTPException):
 
 def _age(readings: Iterable[Reading]) -> float | None:
     """The oldest of them; None where one has never been seen, or there is none."""
-    ages = [reading.target.age_seconds for reading in readings]
+    ages = [reading.age_seconds for reading in readings]
     known = [age for age in ages if age is not None]
     return max(known) if known and len(known) == len(ages) else None
 
@@ -91,7 +91,7 @@ def add_api(app: FastAPI, readings: Readings, history: recent.Recent, replicas: 
         targets: dict[str, dict[str, Any]] = {}
         for one in chosen:
             target = targets.setdefault(one.target.label, {**one.of_target, "engines": []})
-            target["age_seconds"] = one.target.age_seconds
+            target["age_seconds"] = one.age_seconds
             if one.engine is not None:
                 target["engines"].append({**one.signals, "verdict": one.verdict.sentence})
         found = {"unix_seconds": time.time(), "age_seconds": _age(chosen), "targets": list(targets.values())}

@@ -1,5 +1,6 @@
 """What the page and the API say of each engine, worked out once a scrape however many ask."""
 
+import time
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import Any
@@ -10,6 +11,8 @@ from exporter.signals.verdict import Verdict, verdict
 from exporter.signals.view import EngineView, State, TargetView
 from exporter.targets import Target
 from exporter.unknown import reasons
+
+REUSED_SECONDS = 1.0
 
 
 class Reading:
@@ -29,6 +32,13 @@ class Reading:
         self.engine = engine
         self._position = position
         self._shared = shared
+        self.since = 0.0
+        """Seconds since it was made."""
+
+    @property
+    def age_seconds(self) -> float | None:
+        """Since the scrape behind it; None where there was none."""
+        return None if self.target.age_seconds is None else self.target.age_seconds + self.since
 
     @property
     def key(self) -> recent.Key:
@@ -79,7 +89,7 @@ class Reading:
         if self.target.healthy is False:
             return f"{self.target.label} fails its health check"
         if self.engine is None or not self.engine.fresh:
-            return f"{self.target.label} was last seen {self.target.age_seconds or 0:.0f} s ago"
+            return f"{self.target.label} was last seen {self.age_seconds or 0:.0f} s ago"
         return None
 
 
@@ -88,30 +98,27 @@ class Readings:
 
     Args:
         targets: what is watched, in order.
+        clock: monotonic seconds.
     """
 
-    def __init__(self, targets: Iterable[Target]) -> None:
+    def __init__(self, targets: Iterable[Target], clock: Callable[[], float] = time.monotonic) -> None:
         self._targets = targets
-        self._kept: dict[str, tuple[object, list[Reading]]] = {}
+        self._clock = clock
+        self._kept: dict[Target, tuple[int, float, list[Reading]]] = {}
 
     def all(self) -> list[Reading]:
-        """Every engine, by target."""
-        kept: dict[str, tuple[object, list[Reading]]] = {}
+        """Every engine, by target. A reading is made again after a scrape, and after a second for what time changes."""
+        now = self._clock()
+        kept: dict[Target, tuple[int, float, list[Reading]]] = {}
         for target in self._targets:
-            view = target.view()
-            label = view.label
-            key = (target, target.version, view.state, tuple(engine.fresh for engine in view.engines), _second(view))
-            before = self._kept.get(label)
-            kept[label] = before if before is not None and before[0] == key else (key, _readings(view))
-            for reading in kept[label][1]:
-                reading.target = view  # for its age, which goes on
+            version, made, readings = self._kept.get(target, (-1, 0.0, []))
+            if version != target.version or now - made >= REUSED_SECONDS:
+                version, made, readings = target.version, now, _readings(target.view())
+            kept[target] = version, made, readings
+            for reading in readings:
+                reading.since = now - made
         self._kept = kept
-        return [reading for _, readings in kept.values() for reading in readings]
-
-
-def _second(view: TargetView) -> int:
-    """Of silence, which a verdict counts; 0 while there is none."""
-    return 0 if view.up else int(view.age_seconds or 0)
+        return [reading for *_, readings in kept.values() for reading in readings]
 
 
 def _readings(view: TargetView) -> list[Reading]:

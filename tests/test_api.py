@@ -44,7 +44,7 @@ class Api:
         self.history = Recent()
         self.fleet = Fleet()
         self.app = FastAPI(title="vLLM Sidecar")
-        readings = Readings(self.targets)  # type: ignore[arg-type]
+        readings = Readings(self.targets, clock=lambda: 0.0)  # type: ignore[arg-type]
         add_api(self.app, readings, self.history, lambda: self.fleet)
         add_page(self.app, readings)
 
