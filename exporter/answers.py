@@ -65,6 +65,16 @@ class Aged(BaseModel):
     age_seconds: float | None
 
 
+class TargetSignals(BaseModel):
+    """Signals of a target and of its engines, by name; null is not known."""
+
+    model_config = ConfigDict(extra="allow")
+
+    target: str
+    age_seconds: float | None
+    engines: list[dict[str, Any]]
+
+
 class Failed(BaseModel):
     """Why there is no answer."""
 
@@ -72,6 +82,7 @@ class Failed(BaseModel):
     age_seconds: float | None = None
     error: str
     known: list[EngineName] | None = Field(None, description="The engines there are, at most 100.")
+    targets: list[TargetSignals] | None = Field(None, description="Of signals: what is left of them.")
 
 
 class VerdictAnswer(BaseModel):
@@ -153,16 +164,6 @@ class EngineAnswer(Aged, EngineName):
             signals=reading.signals,
             target_signals=reading.of_target,
         )
-
-
-class TargetSignals(BaseModel):
-    """Signals of a target and of its engines, by name; null is not known."""
-
-    model_config = ConfigDict(extra="allow")
-
-    target: str
-    age_seconds: float | None
-    engines: list[dict[str, Any]]
 
 
 class SignalsAnswer(Aged):

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any
 
-from fastapi import APIRouter, FastAPI, HTTPException, Query, Request, Response
+from fastapi import FastAPI, HTTPException, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
@@ -51,13 +51,17 @@ def _unknown(every: Sequence[Reading]) -> _Refused:
     return _Refused(404, "there is no such engine", known=known[:MAX_KNOWN])
 
 
+def _why(unfit: Iterable[Reading]) -> str:
+    return "; ".join(sorted({one.unfit for one in unfit if one.unfit is not None})) or "no engine is watched"
+
+
 def _fit(readings: Readings, selection: answers.Selection) -> tuple[list[tuple[Reading, EngineView]], dict[str, Any]]:
     """The engines to answer for, and what every such answer holds; 503 where there is none."""
     chosen = _chosen(readings, selection)
     fit = [(one, one.engine) for one in chosen if one.unfit is None and one.engine is not None]
     reasons = [(one, one.unfit) for one in chosen if one.unfit is not None]
     if not fit:
-        raise _Refused(503, "; ".join(sorted({why for _, why in reasons})) or "no engine is watched", chosen)
+        raise _Refused(503, _why(chosen), chosen)
     left_out = [answers.LeftOut(**one.labels, reason=why) for one, why in reasons]
     return fit, {"unix_seconds": time.time(), "age_seconds": _age(one for one, _ in fit), "left_out": left_out}
 
@@ -71,14 +75,13 @@ def add_api(app: FastAPI, readings: Readings, history: recent.Recent, replicas: 
         history: what was known.
         replicas: the advice on replicas, kept up to date.
     """
-    router = APIRouter(prefix=PREFIX)
 
     def serve(path: str, answer: type[BaseModel], *failures: int) -> Callable[[Callable[..., Any]], None]:
         described: dict[int | str, dict[str, Any]] = {status: {"model": answers.Failed} for status in (*failures, 422)}
 
         def add(endpoint: Callable[..., Any]) -> None:
-            router.add_api_route(path, endpoint, methods=["GET"], response_model=answer, responses=described)
-            router.add_api_route(path, endpoint, methods=["HEAD"], response_model=None, include_in_schema=False)
+            app.add_api_route(PREFIX + path, endpoint, methods=["GET"], response_model=answer, responses=described)
+            app.add_api_route(PREFIX + path, endpoint, methods=["HEAD"], response_model=None, include_in_schema=False)
 
         return add
 
@@ -86,14 +89,14 @@ def add_api(app: FastAPI, readings: Readings, history: recent.Recent, replicas: 
     async def signals(selection: Annotated[answers.EngineSelection, Query()]) -> Response:
         """Every signal of every target and its engines; null is not known."""
         chosen = _chosen(readings, selection)
-        if not any(one.unfit is None for one in chosen):
-            _fit(readings, selection)
         targets: dict[str, dict[str, Any]] = {}
         for one in chosen:
             target = targets.setdefault(one.target.label, {**one.of_target, "engines": []})
             target["age_seconds"] = one.age_seconds
             if one.engine is not None:
                 target["engines"].append({**one.signals, "verdict": one.verdict.sentence})
+        if not any(one.unfit is None for one in chosen):
+            raise _Refused(503, _why(chosen), chosen, targets=list(targets.values()))
         found = {"unix_seconds": time.time(), "age_seconds": _age(chosen), "targets": list(targets.values())}
         return JSONResponse(found, headers=LIVE)
 
@@ -205,7 +208,6 @@ def add_api(app: FastAPI, readings: Readings, history: recent.Recent, replicas: 
             unix_seconds=shared["unix_seconds"], age_seconds=shared["age_seconds"], models=found
         )
 
-    app.include_router(router)
     app.add_exception_handler(_Refused, _say)
     app.add_exception_handler(RequestValidationError, _say_what_is_wrong)
 
@@ -260,7 +262,7 @@ def _saturation(reading: Reading, engine: EngineView) -> answers.EngineSaturatio
 async def _say(_: Request, refused: Exception) -> Response:
     assert isinstance(refused, _Refused)  # noqa: S101 - it is registered for nothing else
     headers = LIVE | ({"Retry-After": "2"} if refused.status_code == 503 else {})
-    content = refused.content.model_dump(mode="json", exclude_none=refused.content.known is None)
+    content = refused.content.model_dump(mode="json", exclude_unset=True)
     return JSONResponse(content, refused.status_code, headers)
 
 

@@ -10,7 +10,7 @@ from exporter.signals.view import EngineView, Labelled, TargetView, Value
 STEP_SECONDS = 5.0
 KEPT_SECONDS = 600.0
 POINTS = int(KEPT_SECONDS / STEP_SECONDS)
-"""120 points of 15 numbers: 50 kB an engine."""
+"""120 points of 13 numbers: under 100 kB an engine."""
 MAX_ENGINES = 5_000
 
 Key = tuple[str, str, str]

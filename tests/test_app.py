@@ -104,7 +104,7 @@ async def test_gzip_only_when_asked_for(client: httpx.AsyncClient, encodings: st
     assert "vllm_sidecar_target_state" in text
 
 
-@pytest.mark.parametrize("path", ["/metrics", "/metrics/", "/-/healthy", "/-/ready", "/", "/api/v1/signals"])
+@pytest.mark.parametrize("path", ["/metrics", "/metrics/", "/-/healthy", "/-/ready", "/", "/api/v1/engines"])
 async def test_head_is_get_without_a_body(client: httpx.AsyncClient, path: str) -> None:
     """Whatever can be read can be asked about; both with the same type."""
     head, get = await client.head(path), await client.get(path)
@@ -112,7 +112,7 @@ async def test_head_is_get_without_a_body(client: httpx.AsyncClient, path: str) 
     assert head.headers["content-type"] == get.headers["content-type"]
 
 
-@pytest.mark.parametrize("path", ["/metrics", "/metrics/", "/metrics?name[]=x", "/api/v1/signals", "/"])
+@pytest.mark.parametrize("path", ["/metrics", "/metrics/", "/metrics?name[]=x", "/api/v1/engines", "/"])
 async def test_nothing_redirects(client: httpx.AsyncClient, path: str) -> None:
     """A scraper that does not follow would read nothing and say up."""
     assert (await client.get(path)).status_code == 200
@@ -174,8 +174,10 @@ async def test_not_ready_without_settings() -> None:
 
 
 async def test_signals_before_the_engine_was_ever_seen(client: httpx.AsyncClient) -> None:
-    """null is not known: no zeros, no engines."""
+    """null is not known: no zeros, no engines; and nobody is to act on it."""
     answer = await client.get("/api/v1/signals")
+    assert answer.status_code == 503
+    assert answer.json()["error"] == "127.0.0.1:9 is loading"
     assert answer.headers["content-type"] == "application/json"
     assert answer.headers["cache-control"] == "no-store"
     [target] = answer.json()["targets"]
@@ -218,7 +220,7 @@ async def test_landing_page_is_whole(client: httpx.AsyncClient) -> None:
     """It works in a cluster without the internet, and would not be let out of its origin."""
     answer = await client.get("/")
     assert answer.headers["content-type"].startswith("text/html")
-    assert answer.headers["content-security-policy"].startswith("default-src 'self'")
+    assert answer.headers["content-security-policy"].startswith("default-src 'none'")
     assert not re.search(r"https?:|//[a-z]", answer.text)
     for link in re.findall(r'href="([^"]+)"', answer.text):
         assert not link.startswith("/"), "behind a proxy's path an absolute link leads elsewhere"

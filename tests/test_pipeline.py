@@ -174,7 +174,7 @@ def test_every_gauge_of_an_engine_goes_when_it_is_stale():
     assert {name.removeprefix("vllm_sidecar_") for name in stale} == {
         *("build_info", "config_valid", "config_last_reload_timestamp_seconds"),
         *("fleet_targets", "targets_expected", "targets_missing", "discovery_targets", "discovery_dropped_targets"),
-        *("discovery_valid", "discovery_last_success_timestamp_seconds"),
+        *("discovery_valid", "discovery_last_success_timestamp_seconds", "desired_replicas"),
         *("target_info", "target_up", "target_state", "target_healthy"),
         *("scrape_interval_seconds", "scrape_duration_seconds", "scrape_body_bytes", "last_success_timestamp_seconds"),
         "gpu_hour_dollars",
