@@ -228,8 +228,8 @@ class Pipeline:
         age = None if self._last_good is None else max(0.0, at - self._last_good[0])
         fresh = age is not None and age <= max(STALE_SECONDS, 2 * self.interval_seconds)
         kept = age is not None and age <= COUNTERS_KEPT_SECONDS
-        # Windows end at the last scrape, so that two readings of it are the same whenever they are made.
-        seen = at if self._last_good is None else min(at, self._last_good[0])
+        # Windows end at the last scrape, good or not, so that two readings of it are the same whenever they are made.
+        seen = min(at, self._observed_at)
         return TargetView(
             label=self.config.label,
             config=self.config,
