@@ -53,7 +53,7 @@ def _labels(value: object) -> object:
     return tuple(str(each) if isinstance(each, int) else each for each in several)
 
 
-Labels = Annotated[tuple[str, ...], BeforeValidator(_labels)]
+Labels = Annotated[tuple[str, ...], BeforeValidator(_labels, json_schema_input_type=str | int | tuple[str | int, ...])]
 
 
 class Role(Enum):
