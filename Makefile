@@ -15,7 +15,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-engine check bench bench-fleet docs format lock sbom image tools clean
+.PHONY: help demo test test-engine check bench bench-fleet docs chart format lock sbom image tools clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 13
@@ -51,6 +51,9 @@ docs: $(VENV)/.dev ## regenerate what is made from the code: documents, alert ru
 	$(python) alerts/build.py
 	$(python) alerts/reference.py
 	$(python) -m grafana.build
+
+chart: $(VENV)/.dev ## bring the Helm chart's copies and tables up to date with what they are made from
+	$(python) -m helm.build
 
 format: $(VENV)/.dev ## put the code into its one format
 	$(VENV)/bin/ruff check --fix

@@ -53,7 +53,7 @@ def _labels(value: object) -> object:
     return tuple(str(each) if isinstance(each, int) else each for each in several)
 
 
-Labels = Annotated[tuple[str, ...], BeforeValidator(_labels)]
+Labels = Annotated[tuple[str, ...], BeforeValidator(_labels, json_schema_input_type=str | int | tuple[str | int, ...])]
 
 
 class Role(Enum):
@@ -257,6 +257,11 @@ class Config(TargetConfig):
         None, description="TLS and users of our port, with exporter-toolkit's keys."
     )
     never_exit: bool = Field(False, description="Serve config_valid 0 instead of exiting on bad settings. For pods.")
+    worker_index: int | None = Field(
+        None,
+        ge=0,
+        description="Place of this pod in a LeaderWorkerSet. Only 0 has an API server; elsewhere nothing is watched.",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="debug, info, warning or error."
     )
@@ -297,7 +302,12 @@ class Config(TargetConfig):
         return f"127.0.0.1:{port + 1 if 0 < port < 65_535 else 0}"
 
     def fixed_targets(self) -> tuple[TargetConfig, ...]:
-        """The targets that do not come and go: those listed, or the one at url where no others are to be found."""
+        """The targets that do not come and go: those listed, or the one at url where no others are to be found.
+
+        None in a pod whose engine has no API server.
+        """
+        if self.worker_index:
+            return ()
         return self.targets if self.discovery.used else self.all_targets()
 
     def all_targets(self) -> tuple[TargetConfig, ...]:

@@ -18,6 +18,7 @@ import exporter.app
 from exporter.app import Sidecar, create_app
 from exporter.exposition import Failure, Reason, Scraped
 from exporter.schema import Config
+from exporter.settings import load
 from tests.fake_engine import EXPOSITION
 
 CONFIG = Config.model_validate({"url": "http://127.0.0.1:9", "scrape": {"interval_seconds": 60}})
@@ -225,3 +226,24 @@ async def test_landing_page_is_whole(client: httpx.AsyncClient) -> None:
     for link in re.findall(r'href="([^"]+)"', answer.text):
         assert not link.startswith("/"), "behind a proxy's path an absolute link leads elsewhere"
         assert (await client.get(f"/{link}")).status_code == 200
+
+
+@pytest.mark.parametrize(("index", "watched"), [("", True), ("0", True), ("1", False), ("7", False)])
+async def test_only_the_leader_of_a_group_watches_its_engine(
+    index: str, watched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker of a LeaderWorkerSet has no API server: its sidecar is well, says so, and shows no target as lost."""
+    if index:
+        monkeypatch.setenv("VLLM_SIDECAR_WORKER_INDEX", index)
+    sidecar = Sidecar()
+    sidecar.use(load())
+    try:
+        transport = httpx.ASGITransport(create_app(sidecar))
+        async with httpx.AsyncClient(transport=transport, base_url="http://sidecar") as client:
+            body = (await client.get("/metrics")).text
+            assert (await client.get("/-/healthy")).status_code == 200
+            assert (await client.get("/-/ready")).status_code == 200
+    finally:
+        await sidecar.targets.stop()
+    assert "vllm_sidecar_config_valid 1.0" in body
+    assert ("vllm_sidecar_target_state{" in body) == watched

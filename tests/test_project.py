@@ -69,11 +69,15 @@ def test_every_locked_package_has_hashes(lock: Path) -> None:
 
 
 def test_port_is_one() -> None:
-    """Dockerfile and README name the default port, and it is not one that others are known for."""
+    """Dockerfile, README, chart, snippets and compose file name the default port, and it is not one of others."""
     dockerfile = (ROOT / "Dockerfile").read_text()
     assert re.findall(r"^EXPOSE (\d+)$", dockerfile, re.MULTILINE) == [str(DEFAULT_PORT)]
     assert re.findall(r"--web\.listen-address=[^\s\"]*:(\d+)", dockerfile) == [str(DEFAULT_PORT)]
     assert f":{DEFAULT_PORT}" in (ROOT / "README.md").read_text()
+    assert yaml.safe_load((ROOT / "helm/vllm-sidecar/values.yaml").read_text())["port"] == DEFAULT_PORT
+    manifests = [*(ROOT / "helm/inject").rglob("*.yaml"), *(ROOT / "compose").glob("*.yml"), ROOT / "compose.yaml"]
+    named = [port for path in manifests for port in re.findall(r":(1\d{4})\b", path.read_text())]
+    assert set(named) == {str(DEFAULT_PORT), str(DEFAULT_PORT + 1)}  # and the page
     assert DEFAULT_PORT != 8000
     assert DEFAULT_PORT not in range(9100, 10_000)
 
@@ -96,7 +100,7 @@ def test_ci_runs_the_project_s_own_commands() -> None:
     assert [line.split()[-1] for line in lines] == ["tools", "check", "test"]
 
 
-@pytest.mark.parametrize("target", ["demo", "test", "check", "bench", "docs"])
+@pytest.mark.parametrize("target", ["demo", "test", "check", "bench", "docs", "chart"])
 def test_make_has_the_target(target: str) -> None:
     """Each command that the README names is a target that `make help` lists."""
     listed = subprocess.run(["make", "-C", ROOT, "help"], capture_output=True, text=True, check=True).stdout

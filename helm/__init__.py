@@ -1,0 +1,1 @@
+"""What makes the chart's generated parts."""
