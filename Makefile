@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV ?= .venv
 TOOLS ?= .tools
 ENGINE ?= .engine
+# Inputs for each of the two checks that are fuzzed.
+FUZZ_RUNS ?= 1000000
 
 python := $(VENV)/bin/python
 image ?= vllm-sidecar
@@ -15,7 +17,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-engine check bench bench-fleet docs chart format lock sbom image tools clean
+.PHONY: help demo test fuzz chaos soak audit licences test-engine check bench bench-fleet docs chart format lock sbom dist image \
+  tools clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 13
@@ -25,6 +28,22 @@ demo: $(VENV)/.lab ## start a simulated engine under a bursty load with the side
 
 test: $(VENV)/.dev tools ## run every test; PYTEST_ADDOPTS chooses
 	$(python) -m pytest
+
+fuzz: $(VENV)/.dev ## fuzz parser and pipeline, guided by coverage; FUZZ_RUNS inputs each
+	$(python) -m fuzz.run parser -max_len=300 -runs=$(FUZZ_RUNS)
+	$(python) -m fuzz.run pipeline -max_len=4000 -runs=$(FUZZ_RUNS)
+
+chaos: $(VENV)/.dev ## play 200 acts of a simulated engine that breaks at random beside a real sidecar (10 minutes)
+	$(python) -m tests.chaos.rig $(CHAOS)
+
+soak: $(VENV)/.dev ## watch memory, descriptors and tasks of two sidecars for an hour, or SOAK_SECONDS
+	$(python) bench/soak.py
+
+audit: $(VENV)/.dev ## look up known vulnerabilities of everything in the image (asks pypi.org)
+	$(VENV)/bin/pip-audit --require-hashes --disable-pip --strict --requirement requirements/runtime.txt
+
+licences: $(VENV)/.dev ## redo docs/licences.md from what the environment holds
+	.ci/licences $(python) > docs/licences.md
 
 test-engine: $(VENV)/.dev ## run the tests beside a real vLLM, which is set up in .engine (3 GB, minutes)
 	tests/real_engine/setup $(ENGINE)
@@ -65,6 +84,12 @@ lock: $(VENV)/.dev ## redo requirements/*.txt from pyproject.toml; UPGRADE=1 tak
 sbom: $(VENV)/.dev ## write the software bill of materials of the image's Python packages to dist/
 	mkdir -p dist
 	.ci/sbom dist/vllm-sidecar-$(version).cdx.json $(VENV)
+
+dist: $(VENV)/.dev ## build the wheel and the bill of materials into dist/, with their checksums
+	rm -rf dist
+	$(python) -m pip wheel -qq --no-deps --no-build-isolation --wheel-dir dist .
+	$(MAKE) --no-print-directory sbom
+	cd dist && sha256sum *.whl *.json > SHA256SUMS
 
 image: ## build the image with buildah; BASE=stand-in builds it over Debian packages, without a registry (as root)
 	@.ci/system-packages buildah debootstrap

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from exporter.history import History
-from exporter.signals.arrivals import RunningMaximum, engine_levels
+from exporter.signals.arrivals import RunningMaximum, engine_levels, finished_requests
 from exporter.signals.engine import has_work
 from exporter.signals.levels import EDGES, TimeAtLevel
 from exporter.signals.queue import capacity_waiting
@@ -46,7 +46,8 @@ class Accrual:
         self.steps_since_start = 0.0
         self.served = False
         first_tokens = before.first("ttft", part=Part.COUNT)
-        self.arrivals.reset(seen=first_tokens, held=answered_before)
+        finished = finished_requests(before, Window.first)
+        self.arrivals.reset(seen=first_tokens, held=answered_before, ended=finished)
 
     def observe(self, step: Window, answered: float | None, *, continuous: bool) -> float:
         """Take in the stretch from one good scrape to the next; returns how much of it the engine was busy, in seconds.
@@ -59,7 +60,7 @@ class Accrual:
         at = step.rows[-1].at
         running, waiting = step.last("running"), step.last("waiting")
         first_tokens = step.last("ttft", part=Part.COUNT)
-        self.arrivals.observe(**engine_levels(first_tokens, waiting, running, answered))
+        self.arrivals.observe(**engine_levels(first_tokens, waiting, running, answered, finished_requests(step)))
         steps = steps_in(step)
         self.steps_since_start += steps or 0.0
         if not has_work(step) or any(step.increase_of(column) for column in CORE):

@@ -269,3 +269,24 @@ def test_demo_shows_signals_of_a_real_engine() -> None:
     assert done.returncode == 0, done.stderr
     assert "/metrics" in done.stdout
     assert re.search(r"state up  arrivals", done.stdout)
+
+
+@pytest.mark.parametrize("which", [[], ["--recorded"]], ids=["simulated", "recorded"])
+def test_demo_names_its_signals_and_ends_on_interrupt(which: list[str]) -> None:
+    """A line a second until Ctrl-C, which is not an error; what is not known yet is called so."""
+    command = [sys.executable, "-m", "exporter", "--web.listen-address=127.0.0.1:0", "demo", *which]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT) as demo:
+        assert demo.stdout is not None
+        assert demo.stderr is not None
+        line = next(line for line in demo.stdout if line.startswith("state up"))
+        demo.send_signal(signal.SIGINT)
+        assert demo.wait(timeout=20) == 0, demo.stderr.read()
+        assert "Traceback" not in demo.stderr.read()
+    for name in (
+        "arrivals",
+        "decode batch",
+        "waiting for capacity",
+        "TTFT p99, s",
+        "KV usage",
+    ):
+        assert f"  {name} " in line

@@ -100,7 +100,28 @@ def test_ci_runs_the_project_s_own_commands() -> None:
     assert [line.split()[-1] for line in lines] == ["tools", "check", "test"]
 
 
-@pytest.mark.parametrize("target", ["demo", "test", "check", "bench", "docs", "chart"])
+def test_release_is_tested_audited_and_signed() -> None:
+    """A tag runs all of CI first; only the job that publishes may write, and its actions have whole versions."""
+    workflow = yaml.safe_load((ROOT / ".github/workflows/release.yaml").read_text())
+    release = workflow["jobs"]["release"]
+    assert workflow["jobs"]["test"]["uses"] == "./.github/workflows/ci.yaml"
+    assert release["needs"] == "test"
+    assert workflow["permissions"] == {"contents": "read"}
+    used = [step["uses"] for step in release["steps"] if "uses" in step]
+    assert all(re.search(r"@v\d+\.\d+\.\d+$", name) for name in used)
+    assert any(name.startswith("actions/attest-build-provenance@") for name in used)
+    assert any(step.get("run", "").endswith(" audit") for step in release["steps"])
+
+
+def test_every_package_of_the_image_has_its_licence_named() -> None:
+    """Else run `make licences`."""
+    named = re.findall(r"^\| ([a-z0-9-]+) \| \S", (ROOT / "docs/licences.md").read_text(), re.MULTILINE)
+    assert set(named) - {"package"} == set(locked("runtime.txt"))
+
+
+@pytest.mark.parametrize(
+    "target", ["demo", "test", "check", "bench", "docs", "chart", "fuzz", "chaos", "soak", "audit"]
+)
 def test_make_has_the_target(target: str) -> None:
     """Each command that the README names is a target that `make help` lists."""
     listed = subprocess.run(["make", "-C", ROOT, "help"], capture_output=True, text=True, check=True).stdout

@@ -91,6 +91,30 @@ def test_with_several_engines_arrivals_are_net_of_those_abandoned_while_queued()
     assert pipeline.get("offered_requests_total") == 5  # 3 answered, 2 waiting
 
 
+def test_with_several_engines_a_request_in_prefill_has_arrived():
+    """2 run on engine 0, without a first token yet: 2 arrived. They finish and 1 more is in prefill: 3."""
+    pipeline = Fed()
+    zero, one = Body(engine="0").http(), Body(engine="1")
+    pipeline.scrape(0, zero, one)
+    pipeline.scrape(2, zero.running(2), one)
+    in_prefill = pipeline.get("arrivals_total", engine="0")
+    pipeline.scrape(4, zero.running(1).first_tokens(0.2, times=2).finish(times=2).http(2), one)
+
+    assert (in_prefill, pipeline.get("arrivals_total", engine="0")) == (2, 3)
+    assert pipeline.get("arrivals_total", engine="1") == 0
+
+
+def test_with_several_engines_arrivals_go_on_over_a_restart():
+    """5 came to engine 0 and finished; the new process finished 1 and has 1 in prefill: 7."""
+    pipeline = Fed()
+    one = Body(engine="1")
+    pipeline.scrape(0, Body(engine="0").process(1.0), one)
+    pipeline.scrape(2, Body(engine="0").process(1.0).first_tokens(0.2, times=5).finish(times=5), one)
+    pipeline.scrape(4, Body(engine="0").process(2.0).running(1).first_tokens(0.2).finish(), one)
+
+    assert pipeline.get("arrivals_total", engine="0") == 7
+
+
 def test_arrivals_go_on_over_a_restart():
     """6 before; then a new process with 2 first tokens and 1 waiting: 9."""
     pipeline = Fed()

@@ -3,12 +3,14 @@
 Arrivals of an engine are the running maximum of ``first tokens + waiting``: a request is in the one until it is in the
 other. A client that leaves while queued is in neither. Where one engine is behind the port, ``answered + running +
 waiting`` holds it, since the HTTP layer counts the response that was never read. Both count from the first scrape.
+Where several are, ``finished + running + waiting`` stands in, which knows of a request while it is in prefill. What was
+preempted waits a second time, so that ``first tokens + waiting`` is too high by those that were preempted at once.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from exporter.signals.window import Window
+from exporter.signals.window import Window, plus
 from exporter.upstream import Part
 
 GENERATION_ROUTES = frozenset(
@@ -29,6 +31,13 @@ GENERATION_ROUTES = frozenset(
 
 Read = Callable[..., float | None]
 """``Window.last`` or ``Window.first``: a column at one end of a window."""
+
+
+def finished_requests(engine: Window, read: Read = Window.last) -> float | None:
+    """Requests of an engine that finished since the first scrape, for whatever reason; None where it does not say."""
+    counts = [read(engine, "finished", *labels) for labels in engine.labelled("finished")]
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None
 
 
 def generation_responses(target: Window, read: Read = Window.last) -> dict[str, float]:
@@ -61,7 +70,7 @@ class Frontend:
     @classmethod
     def read(cls, target: Window, engines: Sequence[Window], read: Read) -> "Frontend":
         """From the columns of the target and of its engines."""
-        finished = sum(read(one, "finished", *labels) or 0.0 for one in engines for labels in one.labelled("finished"))
+        finished = sum(finished_requests(one, read) or 0.0 for one in engines)
         levels = [read(one, gauge) for one in engines for gauge in ("running", "waiting")]
         known = [level for level in levels if level is not None]
         # Behind several API servers there are no gauges before the first step.
@@ -102,7 +111,11 @@ class RunningMaximum:
 
 
 def engine_levels(
-    first_tokens: float | None, waiting: float | None, running: float | None, answered: float | None
+    first_tokens: float | None,
+    waiting: float | None,
+    running: float | None,
+    answered: float | None,
+    finished: float | None,
 ) -> dict[str, float | None]:
     """The levels of which arrivals are the running maximum.
 
@@ -111,10 +124,10 @@ def engine_levels(
         waiting: requests queued now; None before the first step of an engine behind several API servers.
         running: requests scheduled now.
         answered: 2xx responses of generation routes since the first scrape; None unless this engine is the only one.
+        finished: requests that finished since the first scrape.
     """
     seen = None if first_tokens is None else first_tokens + (waiting or 0.0)
-    held = None if answered is None or running is None or waiting is None else answered + running + waiting
-    return {"seen": seen, "held": held}
+    return {"seen": seen, "held": plus(answered, running, waiting), "ended": plus(finished, running, waiting)}
 
 
 def offered_level(answered: float | None, in_flight: float | None, rejected: float, failed: float) -> float | None:

@@ -1,0 +1,70 @@
+"""Nothing grows: a busy engine in virtual time, and targets that come and go. ``make soak`` is the real hour."""
+
+import asyncio
+import gc
+import time
+import tracemalloc
+import weakref
+from itertools import islice
+
+from exporter.exposition import Scraped
+from exporter.pipeline import Pipeline
+from exporter.render import Lines
+from exporter.replay import looped
+from exporter.schema import Config
+from exporter.targets import Targets
+from tests.bodies import Body
+from tests.recordings import entries
+
+ROUNDS, SETTLED_ROUNDS = 7, 4
+EVERY = 6
+"""Of the recorded scrapes, half a second apart: one in six is 3 s."""
+
+
+def test_memory_is_flat_over_rounds_of_bursts_and_restarts() -> None:
+    """Once the longest window is full nothing is kept that was not kept a round ago: 1 % of half a MiB at most."""
+    config = Config(gpu_hour_dollars=2.0)
+    log = entries("burst")[::EVERY]
+    played = iter(looped(log, ROUNDS))
+    pipeline = Pipeline(config.all_targets()[0], config.options(), at=log[0].unix_seconds)
+    lines, held = Lines(), []
+    tracemalloc.start()
+    try:
+        for _ in range(ROUNDS):
+            for position, (at, outcome) in enumerate(islice(played, len(log))):
+                pipeline.observe(outcome, at, at)
+                if position % 10 == 0:
+                    lines.of(None, [pipeline.view(at)], (), several=True)
+            gc.collect()
+            held.append(tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+
+    assert held[0] < 2**20
+    assert held[-1] <= held[SETTLED_ROUNDS] * 1.01
+
+
+async def test_a_target_that_is_gone_is_let_go() -> None:
+    """Its history, its lines and its task, also while others stay."""
+    targets = Targets()
+    known = []
+    for turn in range(5):
+        # Nobody listens there: what they know comes from this test.
+        names = [
+            {"url": f"http://127.0.0.1:{port}", "name": name} for port, name in ((1, "stays"), (2, f"comes {turn}"))
+        ]
+        targets.apply(Config.model_validate({"targets": names, "scrape": {"interval_seconds": 60}}))
+        for target in targets:
+            body = Body().process().first_tokens(0.2).decode(4, 10).text()
+            target.pipeline.observe(Scraped(body, openmetrics=False, seconds=0.01), time.monotonic(), time.time())
+            target.text(target.view(), (), several=True)
+            known.append(weakref.ref(target))
+        await asyncio.sleep(0.01)
+    targets.apply(Config.model_validate({"targets": names, "scrape": {"interval_seconds": 60}}))
+    del target
+    await asyncio.sleep(0.05)
+    gc.collect()
+    alive = {target.config.label for each in known if (target := each()) is not None}
+    await targets.stop()
+
+    assert alive == {"stays", "comes 4"}
