@@ -220,6 +220,7 @@ def readers() -> None:
     """How late scrapes come, and how fast the API answers meanwhile, without readers of the page and with 200."""
     settings = f"url: {{url}}\nscrape: {{{{interval_seconds: {INTERVAL_SECONDS}}}}}\n"
     with playback() as url, sidecar(settings.format(url=url)) as (child, address):
+        fetch(f"{address}/api/v1/saturation")  # refused until the engine has been seen
         alone = ask(address)
         command = (sys.executable, str(Path(__file__).with_name("readers.py")), address)
         with process(*command):

@@ -100,8 +100,7 @@ class Sidecar:
                 views.append(target.view())
                 self._remember(views[-1])
                 await asyncio.sleep(STEP_SECONDS / len(targets))
-            if self.config is not None:
-                self.fleet.observe(views, self.config.replicas, time.monotonic())
+            self._advise(views)
             self.recent.forget(time.time())
             if not targets:
                 await asyncio.sleep(STEP_SECONDS)
@@ -111,6 +110,14 @@ class Sidecar:
             self.recent.add(view, time.time())
         except Exception:
             log.exception("a point could not be kept", extra={"fields": {"target": view.label}})
+
+    def _advise(self, views: Sequence[TargetView]) -> None:
+        if self.config is None:
+            return
+        try:
+            self.fleet.observe(views, self.config.replicas, time.monotonic())
+        except Exception:
+            log.exception("replicas could not be advised")
 
     async def render(self, accept: str, *, compressed: bool) -> tuple[bytes, str]:
         """The exposition and its content type, in the format a reader asked for."""

@@ -55,6 +55,8 @@ REASONS: Mapping[str, tuple[tuple[str, Reason], ...]] = {
     "step_seconds": (SEVERAL, NO_WINDOW, IDLE),
     "predicted_ttft_seconds": (NO_WINDOW, NOTHING_LEAVES, NO_FIRST),
     "ttft_queue_seconds": (NO_WINDOW, NO_FIRST),
+    "ttft_prefill_seconds": (NO_WINDOW, NO_FIRST),
+    "queue_growth_requests_per_second": (NO_WINDOW,),
     "latency_quantile_seconds": (NO_WINDOW, NO_FIRST),
     "preemptions_per_arrival": (NO_WINDOW, NO_ARRIVALS),
     "kv_preemption_point_sequences": (NO_WINDOW, IDLE_KV, NO_CAPACITY),

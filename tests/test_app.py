@@ -207,6 +207,31 @@ async def test_signals_of_an_engine(client: httpx.AsyncClient, sidecar: Sidecar)
     assert json.dumps(found, allow_nan=False)
 
 
+async def test_the_recent_past_and_the_advice_are_kept_up(
+    client: httpx.AsyncClient, sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A point a round, and every model that is watched is advised on; a fault in one round does not end the next."""
+    monkeypatch.setattr(exporter.app, "STEP_SECONDS", 0.001)
+    observe(sidecar, Scraped(EXPOSITION, False, 0.01))
+    rounds = itertools.count()
+    add = sidecar.recent.add
+
+    def faulty(*arguments: Any) -> None:
+        if next(rounds) == 0:
+            raise ArithmeticError
+        add(*arguments)
+
+    monkeypatch.setattr(sidecar.recent, "add", faulty)
+    keeping = asyncio.create_task(sidecar.remember())
+    async with asyncio.timeout(10):
+        while next(rounds) < 5:  # noqa: ASYNC110 - seen from outside only
+            await asyncio.sleep(0.001)
+    keeping.cancel()
+    [engine] = (await client.get("/api/v1/history")).json()["engines"]
+    assert engine["series"]["running_requests"][0] == 1.0
+    assert sidecar.fleet.advice.keys() == {"tiny"}
+
+
 async def test_units_are_in_the_keys_of_signals(client: httpx.AsyncClient, sidecar: Sidecar) -> None:
     """Every number of a quantity says its unit; those without are counts, states or ratios by name."""
     observe(sidecar, Scraped(EXPOSITION, False, 0.01))

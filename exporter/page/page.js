@@ -26,7 +26,7 @@ function putValue(element, engine, { metric, unit, of }) {
   element.dataset.metric = metric;
   if (value === null) delete element.dataset.value;
   else element.dataset.value = String(value);
-  const text = value === null ? engine.unknown[metric] ?? "not known" : written(value, unit);
+  const text = value === null ? engine.unknown[metric] ?? (metric.startsWith("slo_") ? "not set" : "not known") : written(value, unit);
   element.className = value === null ? "why" : "";
   element.title = value === null ? text : "";
   put(element, text);
