@@ -88,6 +88,7 @@ def add_api(app: FastAPI, readings: Readings, history: recent.Recent, replicas: 
     @serve("/signals", answers.SignalsAnswer, 404, 503)
     async def signals(selection: Annotated[answers.EngineSelection, Query()]) -> Response:
         """Every signal of every target and its engines; null is not known."""
+        await readings.ahead(lambda one: (one.verdict, one.of_target))
         chosen = _chosen(readings, selection)
         targets: dict[str, dict[str, Any]] = {}
         for one in chosen:
@@ -104,6 +105,7 @@ def add_api(app: FastAPI, readings: Readings, history: recent.Recent, replicas: 
     async def engines(selection: Annotated[answers.Selection, Query()], response: Response) -> answers.EnginesAnswer:
         """Every engine with its verdict, worst first. Also those that are lost or loading: that is what it tells."""
         response.headers.update(LIVE)
+        await readings.ahead(lambda one: (one.verdict, one.conditions))
         return listed(_chosen(readings, selection), time.time())
 
     @serve("/engines/{engine}", answers.EngineAnswer, 404, 409, 503)

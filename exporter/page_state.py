@@ -1,5 +1,6 @@
 """The page: its files, and what it asks for once a second."""
 
+import asyncio
 import hashlib
 import time
 from pathlib import Path
@@ -36,17 +37,20 @@ class PageState(answers.Aged):
 def add_page(app: FastAPI, readings: Readings) -> None:
     """Add the page to an application."""
     kept: dict[tuple[str | None, ...], tuple[float, bytes]] = {}
+    one = asyncio.Lock()
 
     @app.api_route("/page/state", methods=["GET", "HEAD"], include_in_schema=False)
     async def state(selection: Annotated[answers.EngineSelection, Query()]) -> Response:
         key = (selection.target, selection.model_name, selection.engine)
-        now = time.monotonic()
-        made, body = kept.get(key, (0.0, b""))
-        if not body or now - made > REUSED_SECONDS:
-            for old in [each for each, (at, _) in kept.items() if now - at > REUSED_SECONDS]:
-                del kept[old]
-            body = _state(readings.all(), selection, time.time()).model_dump_json().encode()
-            kept[key] = (now, body)
+        async with one:
+            made, body = kept.get(key, (-REUSED_SECONDS, b""))
+            if time.monotonic() - made >= REUSED_SECONDS:
+                await readings.ahead(lambda each: (each.verdict, each.conditions))
+                body = _state(readings.all(), selection, time.time()).model_dump_json().encode()
+                now = time.monotonic()
+                for old in [each for each, (at, _) in kept.items() if now - at >= REUSED_SECONDS]:
+                    del kept[old]
+                kept[key] = (now, body)
         return Response(body, headers=LIVE, media_type="application/json")
 
     for name in sorted(file.name for file in FILES.iterdir() if file.suffix in TYPES):

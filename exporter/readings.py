@@ -1,18 +1,21 @@
 """What the page and the API say of each engine, worked out once a scrape however many ask."""
 
+import asyncio
 import time
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import Any
 
 from exporter import collect, recent
+from exporter.pipeline import STALE_SECONDS
 from exporter.signals.firing import Condition, conditions
 from exporter.signals.verdict import Verdict, verdict
 from exporter.signals.view import EngineView, State, TargetView
 from exporter.targets import Target
 from exporter.unknown import reasons
 
-REUSED_SECONDS = 1.0
+REUSED_SECONDS = 2.0
+SLICE_SECONDS = 0.01
 
 
 class Reading:
@@ -88,7 +91,8 @@ class Reading:
             return f"{self.target.label} is {self.target.state.value}"
         if self.target.healthy is False:
             return f"{self.target.label} fails its health check"
-        if self.engine is None or not self.engine.fresh:
+        too_old = (self.age_seconds or 0.0) > max(STALE_SECONDS, 2 * self.target.interval_seconds)
+        if self.engine is None or not self.engine.fresh or too_old:
             return f"{self.target.label} was last seen {self.age_seconds or 0:.0f} s ago"
         return None
 
@@ -105,20 +109,35 @@ class Readings:
         self._targets = targets
         self._clock = clock
         self._kept: dict[Target, tuple[int, float, list[Reading]]] = {}
+        self._one = asyncio.Lock()
+
+    async def ahead(self, work: Callable[[Reading], object]) -> None:
+        """Do work that is kept for every reading, with pauses in which scrapes go on: a large fleet's takes long."""
+        async with self._one:
+            began = time.monotonic()
+            for target in list(self._targets):
+                for reading in self._of(target):
+                    work(reading)
+                if time.monotonic() - began > SLICE_SECONDS:
+                    await asyncio.sleep(0)
+                    began = time.monotonic()
 
     def all(self) -> list[Reading]:
-        """Every engine, by target. A reading is made again after a scrape, and after a second for what time changes."""
+        """Every engine, by target."""
+        found = {target: self._of(target) for target in self._targets}
+        self._kept = {target: self._kept[target] for target in found}
+        return [reading for readings in found.values() for reading in readings]
+
+    def _of(self, target: Target) -> list[Reading]:
+        """A target's, made again after a scrape, and after some time for what time changes."""
         now = self._clock()
-        kept: dict[Target, tuple[int, float, list[Reading]]] = {}
-        for target in self._targets:
-            version, made, readings = self._kept.get(target, (-1, 0.0, []))
-            if version != target.version or now - made >= REUSED_SECONDS:
-                version, made, readings = target.version, now, _readings(target.view())
-            kept[target] = version, made, readings
-            for reading in readings:
-                reading.since = now - made
-        self._kept = kept
-        return [reading for *_, readings in kept.values() for reading in readings]
+        version, made, readings = self._kept.get(target, (-1, 0.0, []))
+        if version != target.version or now - made >= REUSED_SECONDS:
+            version, made, readings = target.version, now, _readings(target.view())
+        self._kept[target] = version, made, readings
+        for reading in readings:
+            reading.since = now - made
+        return readings
 
 
 def _readings(view: TargetView) -> list[Reading]:

@@ -1,5 +1,6 @@
 """The API as its readers see it: every answer, every refusal, and that it keeps to its own description."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ from fastapi import FastAPI
 from hypothesis import HealthCheck, settings
 from schemathesis.checks import not_a_server_error
 
+import exporter.readings
 from exporter.api import add_api
 from exporter.engine_schema import Replicas
 from exporter.page_state import add_page
@@ -253,6 +255,25 @@ async def test_files_of_the_page_are_asked_for_again_and_not_sent_again() -> Non
     assert again.content == b""
     assert "unsafe" not in first.headers["content-security-policy"]
     assert "default-src 'none'" in first.headers["content-security-policy"]
+
+
+async def test_a_fleet_is_read_with_pauses_in_which_scrapes_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twenty targets, a pause after each: others have their turn as often."""
+    monkeypatch.setattr(exporter.readings, "SLICE_SECONDS", 0.0)
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    readings = Readings([Shown(Fed(TargetConfig(name=str(number)))) for number in range(20)])  # type: ignore[misc]
+    taking_turns = asyncio.create_task(others())
+    await readings.ahead(lambda each: each.verdict)
+    taking_turns.cancel()
+    assert turns >= 20
+    assert len(readings.all()) == 20
 
 
 schemathesis_schema = schemathesis.openapi.from_asgi("/openapi.json", Api(one("a"), Shown(busy_engine(PRICED))).app)
