@@ -17,7 +17,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fuzz chaos soak audit licences test-engine check bench bench-fleet docs chart format lock sbom dist image \
+.PHONY: help demo test fuzz chaos soak audit licences test-engine check bench bench-load bench-fleet docs chart format lock sbom dist image \
   tools clean
 
 help: ## list these targets
@@ -61,6 +61,10 @@ check: $(VENV)/.dev ## lint, formatting, types, spelling, of all that is code
 bench: $(VENV)/.dev ## measure against the budgets, beside real baselines
 	@.ci/system-packages prometheus wrk
 	$(python) bench/bench.py
+
+bench-load: $(VENV)/.dev ## measure whether readers of our endpoints delay the scraping
+	@.ci/system-packages wrk
+	$(python) bench/load.py
 
 bench-fleet: $(VENV)/.dev ## measure 500 engines at once for ten minutes, a fifth of them slow or failing
 	$(python) bench/fleet.py
