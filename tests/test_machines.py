@@ -133,6 +133,7 @@ class ReadersOfOneSidecar(RuleBasedStateMachine):
         target.pipeline.observe(Scraped(self.body.text(), False, 0.01), at=time.monotonic(), unix=time.time())
         target.version += 1
         self.names = None
+        self.sidecar._rendered.clear()  # readers share one for a second
 
     @rule(accept=ACCEPT, compressed=st.booleans())
     def read(self, accept, compressed):
