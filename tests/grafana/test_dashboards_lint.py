@@ -31,6 +31,7 @@ NOT_DRAWN = {
     "scrape_body_bytes": "of use when the sidecar's own cost is measured",
     "preemptions_per_arrival": "drawn from its counters, which add up over engines",
     "latency_quantile_seconds": "drawn from the histograms, which add up over engines",
+    "desired_replicas": "advice for autoscalers; what it is made from is drawn",
     "requests_per_dollar": "drawn from its counters, which add up over targets",
     "prefix_cache_hit_ratio": "drawn from its counters, which add up over engines",
     "computed_prompt_tokens_per_arrival": "drawn from its counters, which add up over engines",
