@@ -34,7 +34,6 @@ from exporter.upstream import filter_names
 RECORDING = Path(__file__).parent.parent / "exporter" / "data" / "burst.scrapes.xz"
 INTERVAL_SECONDS = 0.5
 MEASURED_SECONDS = float(os.environ.get("BENCH_SECONDS", "20"))
-TICKS = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -136,9 +135,8 @@ def fetch(url: str) -> bytes:
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
+    """Time that the threads of a process have had a processor so far."""
+    return sum(int(each.read_text().split()[0]) for each in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
 
 
 def resident_mebibytes(pid: int) -> float:
