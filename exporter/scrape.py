@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 from urllib.parse import unquote, urlsplit
 
 import httpx
@@ -18,6 +18,7 @@ from exporter.aside import aside
 from exporter.exposition import LARGE_BYTES, Failure, Reason, Scraped, condense, is_large
 from exporter.schema import TargetConfig
 from exporter.tls import client_context, file_version, problem
+from exporter.transport import Transport
 from exporter.upstream import PREFIXES, filter_names
 
 # Text 0.0.4, or whatever there is. OpenMetrics is not named, though it is read: prometheus_client takes the name for
@@ -26,10 +27,9 @@ ACCEPT = "text/plain;version=0.0.4,*/*;q=0.1"
 MAX_REDIRECTS = 3
 FULL_SCRAPE_EVERY_SECONDS = 600.0
 HEALTH_TIMEOUT_SECONDS = 2.0
-IDLE_SECONDS = 4.0
-"""vLLM closes a connection that was idle for 5 s; one asked again at that moment would fail."""
 LONGEST_DETAIL = 200
 _OURS = b"\n" + PREFIXES[0].encode()
+_FILTER = "&".join(f"name[]={name}" for name in filter_names())
 
 
 class Scraper:
@@ -50,8 +50,9 @@ class Scraper:
         self.config = config
         self._large_bodies = large_bodies or asyncio.Semaphore()
         self._clock = clock
-        self._transport: httpx.AsyncHTTPTransport | None = None
+        self._transport: Transport | None = None
         self._files: tuple[object, ...] = ()
+        self._urls: dict[str, httpx.URL] = {}
         self._filtered_until = 0.0
         self._filter_works = config.scrape.filter
 
@@ -87,19 +88,17 @@ class Scraper:
         """Whether the engine's own health check answers 200."""
         try:
             async with asyncio.timeout(HEALTH_TIMEOUT_SECONDS):
-                url = self.config.url + self.config.scrape.health_path
-                request = self._request(url, HEALTH_TIMEOUT_SECONDS)
+                request = self._request(self._url(self.config.scrape.health_path))
                 async with contextlib.aclosing(await self._send(request)) as response:
                     return response.status_code == httpx.codes.OK
-        except (TimeoutError, httpx.HTTPError, OSError, ValueError):
+        except (TimeoutError, httpx.HTTPError, httpx.InvalidURL, OSError, ValueError):
             return False
 
     async def _scrape(self) -> tuple[bytes, bool] | Failure:
-        url = self.config.url + self.config.scrape.path
+        path = self.config.scrape.path
         now = self._clock()
         if self._filter_works and now < self._filtered_until:
-            query = "&".join(f"name[]={name}" for name in filter_names())
-            outcome = await self._get(f"{url.rstrip('/')}/?{query}")
+            outcome = await self._get(f"{path.rstrip('/')}/?{_FILTER}")
             # Behind several API servers the filter answers 200 and nothing; an old one answers 404 or redirects, a
             # proxy with something of its own, and under another prefix none of the names is known.
             if not isinstance(outcome, Failure) and _OURS in outcome[0]:
@@ -108,19 +107,20 @@ class Scraper:
         if self._filtered_until <= now:
             self._filtered_until = now + FULL_SCRAPE_EVERY_SECONDS
             self._filter_works = self.config.scrape.filter
-        return await self._get(url)
+        return await self._get(path)
 
-    async def _get(self, url: str) -> tuple[bytes, bool] | Failure:
+    async def _get(self, path: str) -> tuple[bytes, bool] | Failure:
         try:
+            url = self._url(path)
             for _ in range(MAX_REDIRECTS + 1):
-                request = self._request(url, self.config.scrape.timeout_seconds)
+                request = self._request(url)
                 async with contextlib.aclosing(await self._send(request)) as response:
                     if not response.has_redirect_location:
                         return await self._read(response)
-                    onward = request.url.join(response.headers["location"])
-                if (onward.scheme, onward.netloc) != (request.url.scheme, request.url.netloc):
+                    onward = url.join(response.headers["location"])
+                if (onward.scheme, onward.netloc) != (url.scheme, url.netloc):
                     return Failure(Reason.HTTP_STATUS, f"HTTP {response.status_code} to another host")
-                url = str(onward)
+                url = onward
             return Failure(Reason.HTTP_STATUS, f"more than {MAX_REDIRECTS} redirects")
         except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
             return _failure(error)
@@ -166,32 +166,27 @@ class Scraper:
             return Failure(Reason.PARSE, "the compressed body is cut off")
         return bytes(body)
 
-    def _http_url(self, url: str) -> str:
-        """http+unix://%2Frun%2Fvllm.sock/metrics is asked of the socket as http://localhost/metrics."""
-        parts = urlsplit(url)
-        return (
-            f"http://localhost{url[url.index(parts.netloc) + len(parts.netloc) :]}"
-            if parts.scheme == "http+unix"
-            else url
-        )
+    def _url(self, path: str) -> httpx.URL:
+        """Parsed once: http+unix://%2Frun%2Fvllm.sock is asked of the socket as http://localhost."""
+        if path not in self._urls:
+            parts = urlsplit(self.config.url)
+            base = f"http://localhost{parts.path}" if parts.scheme == "http+unix" else self.config.url
+            self._urls[path] = httpx.URL(base + path)
+        return self._urls[path]
 
-    def _request(self, url: str, deadline_seconds: float) -> httpx.Request:
+    def _request(self, url: httpx.URL) -> httpx.Request:
         headers = {"Accept": ACCEPT, "Accept-Encoding": "identity"}
         if self.config.scrape.bearer_token_file is not None:
             headers["Authorization"] = f"Bearer {_token(self.config.scrape.bearer_token_file)}"
         name = self.config.scrape.server_name
-        # httpcore leaves a connection open for good when a TLS handshake is cancelled, so both steps of connecting are
-        # to be over before the deadline is. Nothing else has a timeout of its own.
-        extensions: dict[str, Any] = {"timeout": {"connect": deadline_seconds / 2}}
-        if name is not None:
-            extensions["sni_hostname"] = name
-        return httpx.Request("GET", self._http_url(url), headers=headers, extensions=extensions)
+        extensions = {} if name is None else {"sni_hostname": name}
+        return httpx.Request("GET", url, headers=headers, extensions=extensions)
 
     async def _send(self, request: httpx.Request) -> httpx.Response:
         # The transport alone: cookies, hooks and redirects of a client are not wanted here, and cost.
         return await (await self._connected()).handle_async_request(request)
 
-    async def _connected(self) -> httpx.AsyncHTTPTransport:
+    async def _connected(self) -> Transport:
         scrape = self.config.scrape
         paths = (scrape.ca_file, scrape.cert_file, scrape.key_file)
         try:
@@ -200,15 +195,10 @@ class Scraper:
                 return self._transport
             await self.close()
             parts = urlsplit(self.config.url)
-            verify = client_context(scrape) if parts.scheme == "https" else False
+            context = client_context(scrape) if parts.scheme == "https" else None
         except OSError as error:
             raise _UnusableFileError(Reason.TLS, f"certificate files: {problem(error)}") from None
-        self._transport = httpx.AsyncHTTPTransport(
-            verify=verify,
-            uds=unquote(parts.netloc) if parts.scheme == "http+unix" else None,
-            limits=httpx.Limits(max_connections=2, max_keepalive_connections=1, keepalive_expiry=IDLE_SECONDS),
-            trust_env=False,
-        )
+        self._transport = Transport(context, unquote(parts.netloc) if parts.scheme == "http+unix" else None)
         self._files = files
         return self._transport
 
@@ -234,12 +224,11 @@ def _token(path: Path) -> str:
 def _failure(error: Exception) -> Failure:
     if isinstance(error, _UnusableFileError):
         return error.failure
-    if isinstance(error, httpx.TimeoutException):
-        return Failure(Reason.TIMEOUT, "no connection within half the deadline")
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLError):
-            return Failure(Reason.TLS, getattr(cause, "verify_message", None) or cause.reason or str(cause))
+            told = getattr(cause, "verify_message", None) or getattr(cause, "reason", None)
+            return Failure(Reason.TLS, told or str(cause))
         cause = cause.__cause__ or cause.__context__
     return Failure(Reason.CONNECT, (str(error) or type(error).__name__)[:LONGEST_DETAIL])
 

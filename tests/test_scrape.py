@@ -23,8 +23,6 @@ from exporter.scrape import ACCEPT, FULL_SCRAPE_EVERY_SECONDS, Scraper, next_due
 from tests.certificates import Authority
 from tests.fake_engine import EXPOSITION, Request, response, serving
 
-# A connection given up while it is made is nobody's yet in httpcore: the garbage collector closes it, and says so.
-pytestmark = pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")
 SECRET = "tok-3n-Pl4nt3d"
 OPTIONS = Options({"1m": 60.0}, (0.5,))
 
