@@ -116,6 +116,7 @@ TABLE: tuple[Metric, ...] = (
     _target("last_success_timestamp_seconds", GAUGE, target.last_success),
     _target("scrape_failures_total", COUNTER, target.failures, "reason"),
     _target("parse_errors_total", COUNTER, target.parse_errors),
+    _target("dropped_series_total", COUNTER, target.dropped_series),
     _target("source_series_missing", GAUGE, target.missing, "series"),
     _target("offered_requests_total", COUNTER, traffic.offered),
     _target("abandoned_requests_total", COUNTER, traffic.abandoned),

@@ -11,9 +11,10 @@ from dataclasses import asdict, dataclass
 from typing import IO, Any
 
 from exporter import collect, doctor
-from exporter.exposition import Failure, Scraped, parse_line
+from exporter.exposition import Failure, Scraped
 from exporter.findings import Finding, Severity
 from exporter.pipeline import Pipeline
+from exporter.sample_line import parse_line
 from exporter.schema import Options, TargetConfig
 from exporter.scrape import Scraper, next_due
 from exporter.signals import (

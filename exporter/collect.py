@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 from prometheus_client.core import Metric as Family
@@ -103,7 +103,7 @@ def _buckets(
         yield "_sum", (), total
 
 
-@cache
+@lru_cache(maxsize=256)
 def _le(edge: float) -> str:
     return "+Inf" if edge == math.inf else repr(float(edge))
 

@@ -4,14 +4,14 @@ Reads Prometheus text 0.0.4 and 1.0.0 and OpenMetrics 1.0. Everything before the
 slot it fills, so that a steady scrape costs one comparison a line and one split and one look-up a line that changed.
 """
 
-import math
-import re
+from dataclasses import replace
 from enum import Enum
 from itertools import compress
 from operator import ne
 from typing import NamedTuple
 
-from exporter.snapshot import TARGET, Engine, Layout, Snapshot
+from exporter.sample_line import Line, edge_label, number, parse_line
+from exporter.snapshot import MAX_ENGINES, TARGET, Engine, Layout, Snapshot
 from exporter.upstream import PREFIXES, SAMPLES, SERIES, Column, Part, Sample
 
 
@@ -45,80 +45,6 @@ class Scraped(NamedTuple):
     seconds: float
 
 
-class Line(NamedTuple):
-    """A sample line. ``plain`` lines are name, labels, one blank and the value: no timestamp, no exemplar."""
-
-    name: str
-    labels: dict[str, str]
-    value: float
-    plain: bool
-
-
-_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
-_QUOTED = r'"((?:[^"\\]|\\.)*)"'
-_LABEL = re.compile(
-    rf"[ \t]*(?:([a-zA-Z_][a-zA-Z0-9_]*)|{_QUOTED})[ \t]*(?:=[ \t]*{_QUOTED})?[ \t]*(?:,|(?=\}}))", re.DOTALL
-)
-_OPEN = re.compile(r"[ \t]*\{")
-_CLOSE = re.compile(r"[ \t]*\}")
-_NUMBER = r"[+-]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|(?i:inf|infinity|nan))"
-_AFTER = re.compile(rf"([ \t]*)({_NUMBER})(?:[ \t]+({_NUMBER}))?[ \t]*(#.*)?\r?", re.DOTALL)
-_ESCAPE = re.compile(r'\\([\\"n])')
-_UNESCAPED = {"\\": "\\", '"': '"', "n": "\n"}
-
-
-def _unescape(text: str) -> str:
-    return _ESCAPE.sub(lambda found: _UNESCAPED[found[1]], text) if "\\" in text else text
-
-
-def parse_line(text: str) -> Line:
-    """One sample line, without its line feed.
-
-    A timestamp or an exemplar is read over; neither can take the value's place.
-
-    Raises:
-        ValueError: not a sample line.
-    """
-    text = text.strip(" \t")
-    labels: dict[str, str] = {}
-    found = _NAME.match(text)
-    name, at = (found[0], found.end()) if found else ("", 0)
-    opened = _OPEN.match(text, at)
-    if opened:
-        at = opened.end()
-        while (end := _CLOSE.match(text, at)) is None:
-            pair = _LABEL.match(text, at)
-            if pair is None:
-                raise ValueError("malformed labels")
-            bare, quoted, value = pair.groups()
-            key = bare if bare is not None else _unescape(quoted)
-            if value is None:
-                # {"a.name", label="…"}: the quoted form of a name that the plain grammar does not allow
-                if bare is not None or name:
-                    raise ValueError("a label without a value")
-                name = key
-            elif key in labels:
-                raise ValueError("a label twice")
-            else:
-                labels[key] = _unescape(value)
-            at = pair.end()
-        at = end.end()
-    rest = _AFTER.fullmatch(text, at)
-    if rest is None or not name or (opened is None and not rest[1]):
-        raise ValueError("not a sample")
-    return Line(name, labels, float(rest[2]), rest[1] == " " and rest[3] is None and rest[4] is None)
-
-
-def _le(text: str) -> str:
-    """A bucket's edge in one spelling, so that ``1``, ``1.0`` and ``1e0`` are one bucket."""
-    edge = float(text)
-    if math.isnan(edge):
-        raise ValueError("a bucket without an edge")
-    return "+Inf" if edge == math.inf else repr(edge)
-
-
-MAX_ENGINES = 256
-"""Behind one port. Each has hundreds of series with us, whatever it has there."""
 MAX_NAME_CHARACTERS = 1_024
 LARGE_BYTES, LARGE_LINES = 2**20, 10_000
 """A body with more is condensed first, aside."""
@@ -156,10 +82,12 @@ _BAD = -3
 class Parser:
     """Reads the bodies of one target, one after the other, into slots of one layout.
 
+    What it remembers is of the last good body: a refused one leaves nothing, neither here nor in the layout.
+
     Args:
         layout: the target's; slots are added as series appear.
         engines: the values of the ``engine`` label to keep, compared whole; empty keeps all.
-        max_series: how many slots the target may use.
+        max_series: how many series of ours a body may have.
     """
 
     def __init__(self, layout: Layout, engines: frozenset[str] = frozenset(), max_series: int = 20_000) -> None:
@@ -188,6 +116,15 @@ class Parser:
         lines = body.split(b"\n")
         return self._changed(lines) or self._whole(lines)
 
+    def keep(self, kept: list[int]) -> Snapshot:
+        """The last snapshot in these slots, among them all of its own, renumbered from 0."""
+        new = {slot: position for position, slot in enumerate(kept)}
+        self._known = {head: new.get(slot, slot) for head, slot in self._known.items()}
+        self._rank = {new[slot]: rank for slot, rank in self._rank.items() if slot in new}
+        self._last_slots = [new.get(slot, slot) for slot in self._last_slots]
+        self._last = replace(self._last, values=[self._last.value(slot) for slot in kept])
+        return self._last
+
     def _changed(self, lines: list[bytes]) -> Snapshot | None:
         """The last snapshot with the changed lines' values, if each line is still the series it was; else None.
 
@@ -204,16 +141,26 @@ class Parser:
                 return None
             if slot == _COMMENT:
                 continue
-            value = _number(text)
+            value = number(text)
             if value is None:
                 return None
             if slot != _IGNORED:
                 values[slot] = value
         self._last_lines = lines
-        self._last = Snapshot(values)
+        self._last = Snapshot(values, same_series=True)
         return self._last
 
     def _whole(self, lines: list[bytes]) -> Snapshot | Failure:
+        slots = len(self._layout.slots)
+        before = self._known.copy(), self._rank.copy(), self._shadowed
+        result = self._in_both_orders(lines)
+        if isinstance(result, Failure):
+            self._known, self._rank, self._shadowed = before
+            if len(self._layout.slots) > slots:
+                self._layout.keep(range(slots))
+        return result
+
+    def _in_both_orders(self, lines: list[bytes]) -> Snapshot | Failure:
         result = self._settled(lines)
         if self._shadowed and (isinstance(result, Failure) or any(result.values[slot] is None for slot in self._rank)):
             # A newer name went away, perhaps with a restart into an older version: let the older name in again.
@@ -230,16 +177,15 @@ class Parser:
         return self._fill(lines) if self._displaced else result
 
     def _fill(self, lines: list[bytes]) -> Snapshot | Failure:
-        if len(self._known) > 4 * self._max_series:
-            self._known.clear()
         known = self._known
         values: list[float | None] = [None] * len(self._layout.slots)
-        slots = []
-        good = bad = 0
+        heads, slots = [], []
+        good = bad = series = 0
         for line in lines:
             head, _, text = line.rpartition(b" ")
+            heads.append(head)
             slot = known.get(head)
-            value = None if slot is None or slot == _COMMENT else _number(text)
+            value = None if slot is None or slot == _COMMENT else number(text)
             if slot is None or (value is None and slot != _COMMENT):
                 slot, value = self._read(line, head)
             slots.append(slot)
@@ -251,22 +197,31 @@ class Parser:
             good += 1
             if slot == _IGNORED:
                 continue
-            if slot >= self._max_series:
-                return Failure(Reason.TOO_LARGE, f"more than {self._max_series} series of ours")
             if slot >= len(values):
                 values.extend([None] * (slot + 1 - len(values)))
             if values[slot] is None:
                 values[slot] = value
+                series += 1
+                if series > self._max_series:
+                    return Failure(Reason.TOO_LARGE, f"more than {self._max_series} series of ours")
             else:
                 bad += 1  # the same series again: the first one stays, neither is summed nor overwritten
-        if not self._of_an_engine(values):
+        engines = self._engines_in(values)
+        if not engines:  # what a frontend says of itself is no engine
             return self._nothing(good, bad)
+        if engines > MAX_ENGINES:
+            return Failure(Reason.TOO_LARGE, f"more than {MAX_ENGINES} engines")
+        self._known = {head: known[head] for head in heads if head in known}
         self._last_lines, self._last_slots, self._last = lines, slots, Snapshot(values, bad)
         return self._last
 
-    def _of_an_engine(self, values: list[float | None]) -> bool:
-        """Whether some engine has a value: what a frontend says of itself is no engine."""
-        return any(values[slot] is not None for columns in self._layout.engines.values() for slot in columns.values())
+    def _engines_in(self, values: list[float | None]) -> int:
+        """How many engines have a value."""
+        seen = len(values)
+        return sum(
+            any(slot < seen and values[slot] is not None for slot in columns.values())
+            for columns in self._layout.engines.values()
+        )
 
     def _nothing(self, good: int, bad: int) -> Failure:
         if bad and not good:
@@ -305,11 +260,9 @@ class Parser:
             owner = Engine(line.labels.get("model_name", line.labels.get("model", "")), engine)
             if len(owner.model_name) + len(engine) > MAX_NAME_CHARACTERS:
                 raise ValueError("a name that would stand in each of our series is too long")
-            if owner not in self._layout.engines and len(self._layout.engines) >= MAX_ENGINES:
-                return self._max_series
         labels = tuple(line.labels.get(name, "") for name in series.labels)
         if sample.part is Part.BUCKET:
-            labels = (_le(line.labels.get("le", "")),)
+            labels = (edge_label(line.labels.get("le", "")),)
         slot = self._layout.slot(owner, Column(series.key, sample.part, labels))
         return self._newest(slot, sample)
 
@@ -329,15 +282,3 @@ class Parser:
             if known == slot:
                 self._known[head] = _IGNORED
         return slot
-
-
-_NOT_IN_NUMBERS = re.compile(rb"[_\v\f]")
-"""What Python reads in or around a number, and an exposition may not have there."""
-
-
-def _number(text: bytes) -> float | None:
-    """The value of a line whose head is known; None sends the line to the full grammar."""
-    try:
-        return None if _NOT_IN_NUMBERS.search(text) else float(text)
-    except ValueError:
-        return None

@@ -7,7 +7,9 @@ restart. A row of the ring holds that running total, so an increase over any win
 import math
 from array import array
 from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import NamedTuple
 
 from exporter.signals.window import Row, Window
@@ -35,11 +37,11 @@ class _Slots:
     sums: list[int] = field(default_factory=list)
     gauges: list[int] = field(default_factory=list)
     core: dict[Engine | None, list[int]] = field(default_factory=dict)
+    buckets: dict[tuple[Engine | None, str], list[int]] = field(default_factory=dict)
     sorted_out: int = 0
 
-    def extend(self, layout: Layout) -> set[tuple[Engine | None, str]]:
-        """Sort new slots in; returns the histograms (owner and series) that got new buckets."""
-        bucketed = set()
+    def extend(self, layout: Layout) -> None:
+        """Sort new slots in."""
         for position in range(self.sorted_out, len(layout.slots)):
             slot = layout.slots[position]
             row = SERIES.get(slot.column.series)
@@ -52,11 +54,10 @@ class _Slots:
             else:
                 self.counters.append(position)
                 if slot.column.part is Part.BUCKET:
-                    bucketed.add((slot.owner, slot.column.series))
+                    self.buckets.setdefault((slot.owner, slot.column.series), []).append(position)
                 elif row.core:
                     self.core.setdefault(slot.owner, []).append(position)
         self.sorted_out = len(layout.slots)
-        return bucketed
 
 
 class History:
@@ -75,6 +76,9 @@ class History:
         self._totals = array("d")
         self._born: list[float] = []
         self._known: set[Engine | None] = set()
+        self._forgetful: set[Engine | None] = set()
+        self._edges: dict[tuple[Engine | None, str], frozenset[int]] = {}
+        self._began_again: set[tuple[Engine | None, str]] = set()
         self._rows: list[Row] = []
         self._now = array("d")
         self._at = -math.inf
@@ -88,12 +92,15 @@ class History:
         """Take a snapshot in as a new row: counters grow by their reset-proof increases."""
         self._at = at
         self._grow()
-        self._new_edges(self._slots.extend(self._layout))
+        self._slots.extend(self._layout)
         values = snapshot.values + [None] * (len(self._totals) - len(snapshot.values))
         process = self._process_began_again(values)
         reset = frozenset(owner for owner in self._slots.core if process or self._fell(owner, values))
         if process:
             reset |= self._known
+        self._forgetful -= reset
+        if reset or not snapshot.same_series:
+            self._compare_edges(values, reset)
         self._now = array("d", [ABSENT]) * len(self._totals)
         self._forget(reset, values)
         self._take_gauges(values)
@@ -119,8 +126,12 @@ class History:
                 self._now[position] = self._raw[position] = value
 
     def _count(self, values: list[float | None], reset: frozenset[Engine | None]) -> None:
-        """Counters, and the counts of histograms. What is new on a known engine began at zero after the last scrape."""
+        """Counters, and the counts of histograms. What is new on a known engine began at zero after the last scrape.
+
+        Unless series of that engine were dropped: then it may be one of them, and counts from where it stands.
+        """
         raw, totals, now, slots, known = self._raw, self._totals, self._now, self._layout.slots, self._known
+        known = known - self._forgetful
         for position in self._slots.counters:
             value = values[position]
             if value is None or not 0 <= value < math.inf:
@@ -147,7 +158,7 @@ class History:
             owner = slots[position].owner
             base = 0.0 if owner in reset else raw[position]
             if math.isnan(base):
-                base = 0.0 if owner in self._known else value
+                base = 0.0 if owner in self._known - self._forgetful else value
             totals[position] += max(0.0, value - base)
             raw[position] = value
             self._now[position] = totals[position]
@@ -192,19 +203,52 @@ class History:
         baseline = after - 1 if after and aim - rows[after - 1].at < rows[after].at - aim else after
         return Window(rows[baseline:], self._layout.columns(owner), self._born)
 
-    def _new_edges(self, added: set[tuple[Engine | None, str]]) -> None:
-        """Buckets changed, as they may at a restart: what came before cannot be compared with what comes now."""
-        for owner, series in added:
-            buckets = [
-                position
-                for column, position in self._layout.columns(owner).items()
-                if column.series == series and column.part is Part.BUCKET
-            ]
-            if all(math.isnan(self._raw[position]) for position in buckets):
-                continue  # the histogram itself is new
-            for position in buckets:
-                self._totals[position], self._raw[position] = 0.0, ABSENT
-            self._rows.clear()
+    def _compare_edges(self, values: list[float | None], reset: frozenset[Engine | None]) -> None:
+        """Begin a histogram anew where its edges changed, as they may at a restart.
+
+        A bucket that is missing changes nothing as long as the process lives: its line was lost.
+        """
+        for key, buckets in self._slots.buckets.items():
+            if key[0] in reset:
+                self._began_again.add(key)
+            here = frozenset(slot for slot in buckets if (value := values[slot]) is not None and 0 <= value < math.inf)
+            if not here:
+                continue
+            edges = self._edges.setdefault(key, here)
+            if not here <= edges or (key in self._began_again and here != edges):
+                self._begin_anew(buckets)
+                self._edges[key] = here
+                if key[0] not in reset:
+                    for slot in here:
+                        self._raw[slot] = values[slot] or 0.0
+            self._began_again.discard(key)
+
+    def _begin_anew(self, buckets: Iterable[int]) -> None:
+        """What was counted at other edges cannot be compared with what comes now: no window reaches back over this."""
+        for slot in buckets:
+            self._totals[slot], self._raw[slot], self._born[slot] = 0.0, ABSENT, -math.inf
+            for row in self._rows:
+                if slot < len(row.numbers):
+                    row.numbers[slot] = ABSENT
+
+    def keep(self, kept: list[int]) -> None:
+        """Go on with these slots, renumbered from 0, before the layout does so. What was handed out stays as it was."""
+        new = {slot: position for position, slot in enumerate(kept)}
+        for key, edges in list(self._edges.items()):
+            if not edges <= new.keys():
+                self._begin_anew(edges)
+                del self._edges[key]
+            else:
+                self._edges[key] = frozenset(new[slot] for slot in edges)
+        owners = {self._layout.slots[slot].owner for slot in kept}
+        dropped = {slot.owner for position, slot in enumerate(self._layout.slots) if position not in new}
+        self._forgetful = (self._forgetful | dropped) & owners
+        self._began_again = {key for key in self._began_again if key in self._edges}
+        chosen = [slot in new for slot in range(len(self._totals))]
+        self._raw, self._born = list(compress(self._raw, chosen)), list(compress(self._born, chosen))
+        self._totals = array("d", compress(self._totals, chosen))
+        self._rows = [Row(row.at, array("d", compress(row.numbers, chosen))) for row in self._rows]
+        self._slots = _Slots()
 
     def _grow(self) -> None:
         more = len(self._layout.slots) - len(self._totals)

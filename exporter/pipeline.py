@@ -11,6 +11,7 @@ from exporter.billing import Bill, Stretch
 from exporter.exposition import Failure, Parser, Reason, Scraped
 from exporter.history import History, Restarts
 from exporter.judgement import Judgement
+from exporter.places import Places
 from exporter.schema import Options, TargetConfig
 from exporter.signals import kv_cache, waste
 from exporter.signals.arrivals import Frontend, RunningMaximum, abandoned_level, answered, offered_level
@@ -18,7 +19,7 @@ from exporter.signals.engine import has_work, is_asleep
 from exporter.signals.view import EngineView, State, TargetView
 from exporter.signals.window import Window
 from exporter.snapshot import TARGET, Engine, Layout, Snapshot
-from exporter.upstream import PREFIXES, REQUIRED, Column, Part
+from exporter.upstream import PREFIXES, REQUIRED, SERIES, Column, Part
 
 NOW_SECONDS = 15.0
 MINUTE_SECONDS = 60.0
@@ -50,12 +51,11 @@ class Pipeline:
         self._observed_at = at
         self._last_good: tuple[float, float] | None = None
         self._billed = Bill()
-        self._begin()
-
-    def _begin(self) -> None:
+        self._dropped = 0
         self._layout = Layout()
         self._history = History(self._layout, self._keep_seconds)
         self._parser = Parser(self._layout, frozenset(self.config.engines), self.config.scrape.max_series)
+        self._places = Places(self._layout, self.config.scrape.max_series)
         self._accruals: dict[Engine, Accrual] = {}
         self._judgements: dict[Engine, Judgement] = {}
         self._present: tuple[Engine, ...] = ()
@@ -110,11 +110,23 @@ class Pipeline:
 
     def _parse(self, scraped: Scraped) -> Snapshot | Failure:
         result = self._parser.parse(scraped.body, openmetrics=scraped.openmetrics)
-        if isinstance(result, Failure) and result.reason is Reason.TOO_LARGE and self._accruals:
-            # Series came and went until their places ran out: begin again with those that are there now.
-            self._begin()
-            result = self._parser.parse(scraped.body, openmetrics=scraped.openmetrics)
-        return result
+        if isinstance(result, Failure):
+            return result
+        given_up = self._places.observe(result)
+        return self._without(given_up) if given_up else result
+
+    def _without(self, given_up: set[int]) -> Snapshot:
+        """Let go of some series, and of the engines that have no other; returns the last snapshot in what is left."""
+        slots = self._layout.slots
+        self._dropped += sum(slots[position].column.series in SERIES for position in given_up)
+        kept = [position for position in range(len(slots)) if position not in given_up]
+        self._history.keep(kept)
+        self._places.keep(kept)
+        self._layout.keep(kept)
+        engines = self._layout.engines
+        self._accruals = {engine: accrual for engine, accrual in self._accruals.items() if engine in engines}
+        self._judgements = {engine: judgement for engine, judgement in self._judgements.items() if engine in engines}
+        return self._parser.keep(kept)
 
     def _observe_engines(
         self, snapshot: Snapshot, restarts: Restarts, at: float, unix: float, *, continuous: bool
@@ -245,6 +257,7 @@ class Pipeline:
             waste=None if self.config.gpu_hour_dollars is None else dict(self._billed.waste),
             failures=self._failures,
             bad_lines=self._bad_lines,
+            dropped_series=self._dropped,
             missing=self._missing(),
             interval_seconds=self.interval_seconds,
             scrape_seconds=None if self._scraped is None else self._scraped.seconds,

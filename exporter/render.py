@@ -11,26 +11,28 @@ from typing import Any
 from prometheus_client.core import Metric as Family
 from prometheus_client.utils import floatToGoString
 
-from exporter.catalogue import TABLE, Metric, Scope
+from exporter.catalogue import TABLE, Filled, Metric, Scope
 from exporter.collect import label_names, owners, points, values
 from exporter.signals.histogram import Histogram
 from exporter.signals.levels import TimeAtLevel
 from exporter.signals.view import SelfView, TargetView
 
-MAX_HEADS, MAX_OWNED_ROWS = 1_000, 5_000
-"""What is kept at most: heads of one row of one owner, and such rows of one target. Beyond it they are made anew."""
+HEADS_A_LINE, SPARE_HEADS = 2, 16
+"""Heads kept of one row of one owner, for each of its lines, and on top. Beyond it they are made anew."""
 
 Encode = Callable[[Any], bytes]
 """One of prometheus_client's encoders: a registry to an exposition."""
 
 END = b"# EOF\n"
 
-
 _number: Callable[[float], str] = floatToGoString
 
 
 class Lines:
-    """The sample lines of one target, or of the sidecar itself, by row of the catalogue."""
+    """The sample lines of one target, or of the sidecar itself, by row of the catalogue.
+
+    Heads are kept from one rendering to the next, of the owners that were in it.
+    """
 
     def __init__(self) -> None:
         self._heads: dict[tuple[str, ...], dict[tuple[object, ...], Any]] = {}
@@ -47,31 +49,32 @@ class Lines:
             left_out: groups of metrics to leave out.
             several: whether engine-scoped series carry the target's label.
         """
-        if several != self._several or len(self._heads) > MAX_OWNED_ROWS:
-            self._heads.clear()
-            self._several = several
+        before = self._heads if several == self._several else {}
+        self._heads, self._several = {}, several
         found = []
         for row in TABLE:
-            wanted = row.group not in left_out and (row.scope is Scope.SELF) is (sidecar is not None)
-            found.append("".join(self._lines(row, sidecar, targets, several=several)) if wanted else "")
+            texts: list[str] = []
+            if row.group not in left_out and (row.scope is Scope.SELF) is (sidecar is not None):
+                for owner, view in owners(row, sidecar, targets, several=several):
+                    key = (row.name, *owner, *owner.values())
+                    heads = self._heads[key] = before.get(key, {})
+                    texts.extend(_lines(heads, row, owner, row.fill(view)))
+            found.append("".join(texts))
         return found
 
-    def _lines(
-        self, row: Metric, sidecar: SelfView | None, targets: Sequence[TargetView], *, several: bool
-    ) -> Iterator[str]:
-        for owner, view in owners(row, sidecar, targets, several=several):
-            heads = self._heads.setdefault((row.name, *owner, *owner.values()), {})
-            filled = row.fill(view)
-            if isinstance(filled, Histogram | TimeAtLevel):
-                yield from _histogram_lines(heads, row, owner, filled)
-                continue
-            for labels, value in values(filled).items():
-                head = heads.get(labels)
-                if head is None:
-                    if len(heads) > MAX_HEADS:
-                        heads.clear()
-                    head = heads[labels] = _head(row.full_name, {**owner, **dict(zip(row.labels, labels, strict=True))})
-                yield f"{head} {_number(value)}\n"
+
+def _lines(heads: dict[tuple[object, ...], Any], row: Metric, owner: dict[str, str], filled: Filled) -> Iterator[str]:
+    if isinstance(filled, Histogram | TimeAtLevel):
+        yield from _histogram_lines(heads, row, owner, filled)
+        return
+    numbers = values(filled)
+    if len(heads) > HEADS_A_LINE * len(numbers) + SPARE_HEADS:
+        heads.clear()
+    for labels, value in numbers.items():
+        head = heads.get(labels)
+        if head is None:
+            head = heads[labels] = _head(row.full_name, {**owner, **dict(zip(row.labels, labels, strict=True))})
+        yield f"{head} {_number(value)}\n"
 
 
 def _histogram_lines(

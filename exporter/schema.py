@@ -85,7 +85,10 @@ class Scrape(Strict):
     health_path: str = Field("/health", pattern=r"^/[^?#\s]*$", description="Asked only when something looks wrong.")
     filter: bool = Field(False, description="Ask the server for our series only. Floods the engine's access log.")
     max_body_bytes: int = Field(16 * 2**20, ge=1, le=2**30, description="A larger body, decompressed, is refused.")
-    max_series: Count = Field(20_000, description="More series of ours on one target are refused.")
+    max_series: Count = Field(
+        20_000,
+        description="More series of ours in one scrape are refused; more over time, those gone longest are dropped.",
+    )
     bearer_token_file: ReadableFile | None = Field(None, description="Sent to the engine; read again on change.")
     ca_file: ReadableFile | None = Field(None, description="A private certificate authority, PEM.")
     cert_file: ReadableFile | None = Field(None, description="Client certificate, PEM.")

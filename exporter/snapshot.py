@@ -1,7 +1,7 @@
 """What one good scrape says, as columns: who owns a number, where it stands, and the numbers themselves."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -14,6 +14,9 @@ class Engine(NamedTuple):
     model_name: str
     engine: str
 
+
+MAX_ENGINES = 256
+"""Behind one port. Each has hundreds of series with us, whatever it has there."""
 
 TARGET: Engine | None = None
 """The owner of series without an engine: the target itself."""
@@ -52,7 +55,7 @@ class Columns(dict[Column, int]):
 
 @dataclass(slots=True)
 class Layout:
-    """Which slot holds what. Slots are only ever added, so an older, shorter row of numbers keeps its meaning."""
+    """Which slot holds what. A new slot comes last, so that an older, shorter row of numbers keeps its meaning."""
 
     slots: list[Slot] = field(default_factory=list)
     index: dict[Slot, int] = field(default_factory=dict)
@@ -77,6 +80,13 @@ class Layout:
             columns[column] = position
         return position
 
+    def keep(self, kept: Iterable[int]) -> None:
+        """Go on with these slots, ascending, renumbered from 0. Columns handed out before keep the old numbers."""
+        slots = [self.slots[position] for position in kept]
+        self.slots, self.index, self.engines, self.target = [], {}, {}, Columns()
+        for slot in slots:
+            self.slot(*slot)
+
     def columns(self, owner: Engine | None) -> Columns:
         """The columns of an owner; empty for an engine never seen."""
         return self.target if owner is None else self.engines.get(owner, Columns())
@@ -84,10 +94,14 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One good scrape. ``values[i]`` belongs to ``layout.slots[i]``; ``None`` is absent."""
+    """One good scrape. ``values[i]`` belongs to ``layout.slots[i]``; ``None`` is absent.
+
+    ``same_series`` says that it has exactly the series of the good scrape before it.
+    """
 
     values: list[float | None]
     bad_lines: int = 0
+    same_series: bool = False
 
     def value(self, slot: int) -> float | None:
         """What stands in a slot; a slot added later is absent."""

@@ -3,8 +3,9 @@
 import math
 
 from exporter.collect import families, signals
-from exporter.exposition import Failure, Parser, Scraped, condense, parse_line
+from exporter.exposition import Failure, Parser, Scraped, condense
 from exporter.pipeline import Pipeline
+from exporter.sample_line import parse_line
 from exporter.schema import Options, TargetConfig
 from exporter.signals.view import SelfView
 from exporter.snapshot import Layout, Snapshot

@@ -297,6 +297,7 @@ def _scraping() -> list[Panel]:
             Query(f"60 * {total('', rate('scrape_failures_total'))}", "all"),
             Query(f"60 * {total('reason', rate('scrape_failures_total'))} > 0", "{{reason}}"),
             Query(f"60 * {total('', rate('parse_errors_total'))}", "lines that could not be read"),
+            Query(f"60 * {total('', rate('dropped_series_total'))}", "series dropped: too many came and went"),
             alerts=("VLLMSidecarBlind",),
         ),
         chart(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 
-from exporter.exposition import parse_line
+from exporter.sample_line import parse_line
 from exporter.settings import ENV_PREFIX
 from tests.programs import ROOT
 

@@ -171,5 +171,6 @@ def test_an_idle_target_shows_no_ratio():
         *("build_info", "config_valid", "config_last_reload_timestamp_seconds"),
         *("fleet_targets", "targets_expected", "targets_missing", "discovery_targets", "discovery_dropped_targets"),
         *("discovery_valid", "discovery_last_success_timestamp_seconds", "desired_replicas"),
-        *("target_info", "target_state", "scrape_interval_seconds", "scrape_failures_total", "parse_errors_total"),
+        *("target_info", "target_state", "scrape_interval_seconds"),
+        *("scrape_failures_total", "parse_errors_total", "dropped_series_total"),
     }

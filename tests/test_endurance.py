@@ -44,6 +44,44 @@ def test_memory_is_flat_over_rounds_of_bursts_and_restarts() -> None:
     assert held[-1] <= held[SETTLED_ROUNDS] * 1.01
 
 
+def flood(turn: int) -> bytes:
+    """An engine that stays, and beside it a name, reasons, routes, an edge and a comment that never come again."""
+    steady, fresh = Body(bare=True).running(1).first_tokens(0.2), Body(model_name=f"m{turn}", bare=True).running(turn)
+    for number in range(5):
+        steady.finish(f"{turn}-{number}")
+        steady.own("vllm:admission_rejections_total", 1, model_name=turn, reason=number)
+        steady.own("http_requests_total", 1, handler="/v1/completions", method=number, status=turn)
+    steady.set("vllm:time_to_first_token_seconds_bucket", 0, le=1000 + turn)
+    return steady.text() + fresh.text() + f"# HELP x{turn} {'y' * 1000}\n".encode()
+
+
+def test_memory_is_flat_under_a_flood_of_everything_that_an_engine_names() -> None:
+    """Room for 200 series, 17 fresh ones at each scrape: after 600 scrapes no more is held than after 300.
+
+    The most of 20 scrapes each, since places fill up and are given up a quarter at a time. A hundred bytes that stayed
+    of each scrape would be 30,000.
+    """
+    config = Config.model_validate({"gpu_hour_dollars": 2.0, "scrape": {"max_series": 200}})
+    pipeline, lines = Pipeline(config.all_targets()[0], config.options(), at=0.0), Lines()
+    held: dict[int, int] = {}
+    tracemalloc.start()
+    try:
+        for turn in range(600):
+            at = 15.0 * turn
+            assert pipeline.observe(Scraped(flood(turn), openmetrics=False, seconds=0.01), at, at) is None
+            lines.of(None, [pipeline.view(at)], (), several=True)
+            if turn % 300 > 280:
+                gc.collect()
+                end = turn // 300
+                held[end] = max(held.get(end, 0), tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+
+    assert pipeline.view(at).dropped_series > 600 * 17 - 200
+    assert held[0] < 2**20
+    assert held[1] - held[0] < 300 * 100
+
+
 async def test_a_target_that_is_gone_is_let_go() -> None:
     """Its history, its lines and its task, also while others stay."""
     targets = Targets()

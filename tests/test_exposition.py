@@ -11,7 +11,8 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.openmetrics.exposition import ALLOWUTF8
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
-from exporter.exposition import Failure, Parser, Reason, parse_line
+from exporter.exposition import Failure, Parser, Reason
+from exporter.sample_line import parse_line
 from exporter.snapshot import TARGET, Engine, Layout, Snapshot
 from exporter.upstream import Part
 from tests.bodies import Body
@@ -297,13 +298,13 @@ def test_too_many_series_are_refused_and_counted_not_cut():
 
 
 def test_what_is_remembered_stays_bounded():
-    """An engine lists another mix of adapters at each scrape, for ever: 2,000 scrapes remember a bounded number."""
-    parser = Parser(Layout(), max_series=100)
+    """An engine lists another mix of adapters at each scrape, for ever: only the lines of the last are remembered."""
+    parser = Parser(Layout())
     for turn in range(2000):
         adapters = ",".join(f"a{(turn * step) % 50}" for step in (1, 3, 7, 11))
         parser.parse((RUNNING + f'vllm:lora_requests_info{{running_lora_adapters="{turn},{adapters}"}} 1\n').encode())
 
-    assert len(parser._known) <= 4 * 100 + 2
+    assert len(parser._known) == 2
     assert len(parser._layout.slots) == 1
 
 

@@ -10,14 +10,14 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.parser import text_string_to_metric_families
 
 from exporter import collect
-from exporter.exposition import MAX_ENGINES, Failure, Parser, Reason, Scraped, condense, is_large
+from exporter.exposition import Failure, Parser, Reason, Scraped, condense, is_large
 from exporter.pipeline import Pipeline
 from exporter.recording import read_log
 from exporter.render import Lines, exposition
 from exporter.schema import Config, TargetConfig
 from exporter.scrape import Scraper
 from exporter.signals.view import SelfView, TargetView
-from exporter.snapshot import Layout
+from exporter.snapshot import MAX_ENGINES, Layout
 from tests.fake_engine import response, serving
 
 RECORDING = Path(collect.__file__).parent / "data" / "burst.scrapes.xz"

@@ -300,13 +300,97 @@ def test_edges_that_change_at_a_restart_begin_the_histogram_anew():
     # No window reaches over the change; then two in (0.2, 0.4]: the median is the middle of that bucket.
     assert at_restart is None
     assert fed.get("latency_quantile_seconds", latency="ttft", q="0.5") == pytest.approx(0.3)
-    buckets = {
+    assert ttft_buckets(fed) == {"0.2": 1, "0.4": 3, "0.5": 3, "+Inf": 3}
+    assert fed.get("first_tokens_total") == 4 + 3  # a plain counter, and goes on
+
+
+TWO_SETS = (0.1, 0.5, 2.5, math.inf), (0.2, 0.5, 2.0, math.inf)
+
+
+def with_edges(edges, *observations, started=1.0):
+    """An engine with its first tokens so late, in buckets of its own."""
+    body = Body().process(started)
+    for part in ("bucket", "sum", "count"):
+        body.drop(f"vllm:time_to_first_token_seconds_{part}")
+    return body.observe("vllm:time_to_first_token_seconds", *observations, edges=edges)
+
+
+def ttft_buckets(fed):
+    return {
         dict(labels)["le"]: value
         for (name, labels), value in fed.shown().items()
         if name == "time_to_first_token_seconds_bucket"
     }
-    assert buckets == {"0.2": 1, "0.4": 3, "0.5": 3, "+Inf": 3}
-    assert fed.get("first_tokens_total") == 4 + 3  # a plain counter, and goes on
+
+
+def test_edges_that_change_and_change_back_at_restarts_begin_the_histogram_anew_each_time():
+    """A, B, A by three processes with 4, 2 and 3 requests: at the end the buckets of A hold the last 3 alone."""
+    fed = Fed(windows={"15s": 15.0})
+    one, other = TWO_SETS
+    fed.scrape(0, with_edges(one))
+    fed.scrape(10, with_edges(one, 0.05, 0.3, 0.3, 0.3))
+    fed.scrape(20, with_edges(other, 0.1, 0.3, started=2.0))
+    between = ttft_buckets(fed)
+    fed.scrape(30, with_edges(one, 0.05, 0.3, 1.0, started=3.0))
+
+    assert between == {"0.2": 1, "0.5": 2, "2.0": 2, "+Inf": 2}
+    assert ttft_buckets(fed) == {"0.1": 1, "0.5": 2, "2.5": 3, "+Inf": 3}
+    assert fed.get("first_tokens_total") == 4 + 2 + 3
+    assert fed.get("latency_quantile_seconds", latency="ttft", q="0.5") is None  # the window reaches over a change
+
+
+def test_edges_that_change_and_change_back_in_a_living_process_count_from_where_they_stand():
+    """Behind an endpoint that answers for one engine or another: 1,000 and 2,000 requests of before are no increase."""
+    fed = Fed()
+    one, other = TWO_SETS
+    fed.scrape(0, with_edges(one, *[0.3] * 1000))
+    fed.scrape(10, with_edges(other, *[0.3] * 2000))
+    fed.scrape(20, with_edges(one, *[0.3] * 2000))
+    back = ttft_buckets(fed)
+    fed.scrape(30, with_edges(one, *[0.3] * 2000, 0.05))
+
+    assert back == dict.fromkeys(("0.1", "0.5", "2.5", "+Inf"), 0)
+    assert ttft_buckets(fed) == dict.fromkeys(("0.1", "0.5", "2.5", "+Inf"), 1)
+
+
+def test_fewer_edges_after_a_restart_are_other_edges():
+    """Four edges, then two of them, then four: what the second process counted is not at 0.1, so it is nowhere."""
+    fed = Fed(windows={"15s": 15.0})
+    four, two = TWO_SETS[0], (0.5, math.inf)
+    fed.scrape(0, with_edges(four))
+    fed.scrape(10, with_edges(two, 0.05, 0.05, started=2.0))
+    fewer = ttft_buckets(fed)
+    # Of the window's 10 s it is not known what came at these edges before the restart.
+    assert fed.get("latency_quantile_seconds", latency="ttft", q="0.5") is None
+    fed.scrape(20, with_edges(four, 0.05, started=3.0))
+
+    assert fewer == {"0.5": 2, "+Inf": 2}
+    assert ttft_buckets(fed) == dict.fromkeys(("0.1", "0.5", "2.5", "+Inf"), 1)
+
+
+def test_a_bucket_whose_line_is_lost_once_does_not_begin_its_histogram_anew():
+    """One malformed line: 2 requests before, 1 while it is away, 1 after are 4 in every bucket."""
+    fed, body = Fed(), Body().process()
+    fed.scrape(0, body)
+    fed.scrape(10, body.first_tokens(0.05, 0.05))
+    lost = body.first_tokens(0.05).text().replace(b'vllm:time_to_first_token_seconds_bucket{engine="0",le="0.5"', b"{")
+    fed.scrape(20, lost)
+    away = ttft_buckets(fed)
+    fed.scrape(30, body.first_tokens(0.05))
+
+    assert "0.5" not in away
+    assert away["0.1"] == away["+Inf"] == 3
+    assert set(ttft_buckets(fed).values()) == {4}
+
+
+def test_edges_that_change_leave_the_windows_of_all_else_as_they_are():
+    """10 tokens each 10 s, and other edges in the middle: the minute still holds 60."""
+    fed = Fed()
+    one, other = TWO_SETS
+    for turn in range(8):
+        fed.scrape(10 * turn, with_edges(one if turn < 4 else other).tokens(generated=10 * turn))
+
+    assert fed.view().engines[0].windows["1m"].increase("generation_tokens") == 60
 
 
 def test_a_histogram_that_comes_late_does_not_cut_the_others_short():

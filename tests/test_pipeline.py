@@ -349,16 +349,6 @@ def test_the_model_can_be_known_before_the_engine_answers():
     assert pipeline.get("target_info", model_name="m", role="decode") == 1
 
 
-def test_an_engine_that_begins_again_under_new_names_for_ever_does_not_fill_the_target_up():
-    """40 restarts with another model name each, room for 300 series: it begins again, and stays up."""
-    pipeline = Fed(TargetConfig(scrape=Scrape(max_series=300)))
-    failures = [pipeline.scrape(2.0 * turn, Body(model_name=f"m{turn}")) for turn in range(40)]
-
-    assert set(failures) == {None}
-    assert pipeline.get("running_requests", model_name="m39") == 0
-    assert len(pipeline.pipeline._layout.slots) <= 300
-
-
 def test_more_series_than_allowed_are_refused_not_cut():
     pipeline = Fed(TargetConfig(scrape=Scrape(max_series=10)))
     failure = pipeline.scrape(0, Body())

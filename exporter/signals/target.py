@@ -57,6 +57,11 @@ def parse_errors(view: TargetView) -> Value:
     return float(view.bad_lines)
 
 
+def dropped_series(view: TargetView) -> Value:
+    """Series of the engine that were gone longest when scrape.max_series places were used up, and were dropped."""
+    return float(view.dropped_series)
+
+
 def missing(view: TargetView) -> Labelled:
     """1 for a series of vLLM's that signals need and that the engine, serving, does not expose; also for an engine
     that was asked for by name and is not there, as {engine="0"}.

@@ -115,6 +115,7 @@ class TargetView:
         dollars: cost by state since the sidecar's start; None without a price.
         waste: dollars wasted by kind; None without a price.
         failures: failed scrapes by reason.
+        dropped_series: series that were dropped since too many came and went.
         missing: required series that cannot be found, while that can be judged.
     """
 
@@ -131,6 +132,7 @@ class TargetView:
     dollars: Mapping[str, float] | None
     failures: Mapping[str, int]
     bad_lines: int
+    dropped_series: int
     missing: Sequence[str]
     interval_seconds: float
     scrape_seconds: float | None

@@ -1,7 +1,7 @@
 """What signals read: increases and levels of one owner's columns between two scrapes. Time is a value."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableSequence, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ class Row(NamedTuple):
     """
 
     at: float
-    numbers: Sequence[float]
+    numbers: MutableSequence[float]
 
 
 @dataclass(frozen=True, slots=True)
