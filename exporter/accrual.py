@@ -60,6 +60,8 @@ class Accrual:
         at = step.rows[-1].at
         running, waiting = step.last("running"), step.last("waiting")
         first_tokens = step.last("ttft", part=Part.COUNT)
+        if answered is None:  # others answer too, and what they answer is none of this engine's
+            self.arrivals.forget("held")
         self.arrivals.observe(**engine_levels(first_tokens, waiting, running, answered, finished_requests(step)))
         steps = steps_in(step)
         self.steps_since_start += steps or 0.0

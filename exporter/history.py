@@ -7,7 +7,7 @@ restart. A row of the ring holds that running total, so an increase over any win
 import math
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import compress
 from typing import NamedTuple
@@ -189,6 +189,12 @@ class History:
         self._now.extend([ABSENT] * (len(self._totals) - len(self._now)))
         self._now[position] = self._totals[position] = value
 
+    def standing(self, owner: Engine | None, series: str) -> Iterator[tuple[tuple[str, ...], float, bool]]:
+        """A labelled counter: labels, running total also of what is not there now, and whether it is there."""
+        for column, slot in self._layout.columns(owner).items():
+            if column.series == series and slot < len(self._totals):
+                yield column.labels, self._totals[slot], slot < len(self._now) and not math.isnan(self._now[slot])
+
     def last_two(self, owner: Engine | None) -> Window:
         """From the scrape before to the last one; only the last one after the first. There must have been one."""
         return Window(self._rows[-2:], self._layout.columns(owner), self._born)
@@ -248,6 +254,7 @@ class History:
         self._raw, self._born = list(compress(self._raw, chosen)), list(compress(self._born, chosen))
         self._totals = array("d", compress(self._totals, chosen))
         self._rows = [Row(row.at, array("d", compress(row.numbers, chosen))) for row in self._rows]
+        self._now = array("d", compress(self._now, chosen))
         self._slots = _Slots()
 
     def _grow(self) -> None:

@@ -19,6 +19,7 @@ from exporter.signals.engine import has_work, is_asleep
 from exporter.signals.view import EngineView, State, TargetView
 from exporter.signals.window import Window
 from exporter.snapshot import TARGET, Engine, Layout, Snapshot
+from exporter.sums import Sums
 from exporter.upstream import PREFIXES, REQUIRED, SERIES, Column, Part
 
 NOW_SECONDS = 15.0
@@ -56,6 +57,7 @@ class Pipeline:
         self._history = History(self._layout, self._keep_seconds)
         self._parser = Parser(self._layout, frozenset(self.config.engines), self.config.scrape.max_series)
         self._places = Places(self._layout, self.config.scrape.max_series)
+        self._sums = Sums(self._layout, self._history)
         self._accruals: dict[Engine, Accrual] = {}
         self._judgements: dict[Engine, Judgement] = {}
         self._present: tuple[Engine, ...] = ()
@@ -83,6 +85,7 @@ class Pipeline:
         self._bad_lines += result.bad_lines
         self._history.keep_seconds = self._keep_seconds
         restarts = self._history.observe(result, at)
+        self._sums.observe()
         stretches = list(self._observe_engines(result, restarts, at, unix, continuous=continuous))
         asleep = bool(self._present) and all(is_asleep(self._history.last_two(engine)) for engine in self._present)
         self.state = State.ASLEEP if asleep else State.UP
@@ -123,6 +126,7 @@ class Pipeline:
         self._history.keep(kept)
         self._places.keep(kept)
         self._layout.keep(kept)
+        self._sums.rebase()
         engines = self._layout.engines
         self._accruals = {engine: accrual for engine, accrual in self._accruals.items() if engine in engines}
         self._judgements = {engine: judgement for engine, judgement in self._judgements.items() if engine in engines}

@@ -33,28 +33,18 @@ Read = Callable[..., float | None]
 """``Window.last`` or ``Window.first``: a column at one end of a window."""
 
 
+RESPONSES, REJECTED, FINISHED = "responses", "rejected", "finished_requests"
+"""Columns of ours: sums over labels, and of the target also over its engines, since the first scrape."""
+
+
 def finished_requests(engine: Window, read: Read = Window.last) -> float | None:
     """Requests of an engine that finished since the first scrape, for whatever reason; None where it does not say."""
-    counts = [read(engine, "finished", *labels) for labels in engine.labelled("finished")]
-    known = [count for count in counts if count is not None]
-    return sum(known) if known else None
-
-
-def generation_responses(target: Window, read: Read = Window.last) -> dict[str, float]:
-    """Responses of generation routes since the first scrape by status class (``2xx``)."""
-    found: dict[str, float] = {}
-    for handler, method, status in target.labelled("http_requests"):
-        count = read(target, "http_requests", handler, method, status)
-        if handler in GENERATION_ROUTES and count is not None:
-            found[status] = found.get(status, 0.0) + count
-    return found
+    return read(engine, FINISHED)
 
 
 def answered(target: Window, read: Read = Window.last) -> float | None:
     """2xx responses of generation routes since the first scrape; None where HTTP is not measured."""
-    if read(target, "http_seen", part=Part.COUNT) is None:
-        return None
-    return generation_responses(target, read).get("2xx", 0.0)
+    return read(target, RESPONSES, "2xx")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +60,7 @@ class Frontend:
     @classmethod
     def read(cls, target: Window, engines: Sequence[Window], read: Read) -> "Frontend":
         """From the columns of the target and of its engines."""
-        finished = sum(finished_requests(one, read) or 0.0 for one in engines)
+        finished = read(target, FINISHED) or 0.0
         levels = [read(one, gauge) for one in engines for gauge in ("running", "waiting")]
         known = [level for level in levels if level is not None]
         # Behind several API servers there are no gauges before the first step.
@@ -81,8 +71,8 @@ class Frontend:
             answered=None if finished and not responses else responses,
             finished=finished,
             in_flight=sum(known) if untouched or len(known) == len(levels) else None,
-            rejected=sum(read(target, "rejections", *labels) or 0.0 for labels in target.labelled("rejections")),
-            failed=generation_responses(target, read).get("5xx", 0.0),
+            rejected=read(target, REJECTED) or 0.0,
+            failed=read(target, RESPONSES, "5xx") or 0.0,
         )
 
 
@@ -104,6 +94,10 @@ class RunningMaximum:
         known = (level - self._bases[name] for name, level in levels.items() if level is not None)
         self.total = max(self.total, *known, self.total)
         return self.total
+
+    def forget(self, name: str) -> None:
+        """A level begins to measure something else: when it is next known it counts from there."""
+        self._bases.pop(name, None)
 
     def reset(self, **empty: float | None) -> None:
         """An engine began again: ``empty`` are the levels at which nothing has arrived since."""

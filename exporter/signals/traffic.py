@@ -1,6 +1,6 @@
 """Counters of traffic, each integrated by the sidecar from its first scrape of the engine."""
 
-from exporter.signals.arrivals import GENERATION_ROUTES, answered, generation_responses
+from exporter.signals.arrivals import RESPONSES
 from exporter.signals.view import EngineView, Labelled, TargetView, Value
 from exporter.signals.window import Window
 from exporter.upstream import Part
@@ -92,13 +92,7 @@ def abandoned(view: TargetView) -> Value:
 
 def http_responses(view: TargetView) -> Labelled:
     """Responses of generation routes by status class (from http_requests_total)."""
-    if view.last is None:
-        return {}
-    # A class that is there from the start has a rate when its first response comes. One that has been there and is
-    # not, as after a restart, is not zero.
-    seen = {status for handler, _, status in view.last.labelled("http_requests") if handler in GENERATION_ROUTES}
-    known = {} if answered(view.last) is None else dict.fromkeys({"2xx", "4xx", "5xx"} - seen, 0.0)
-    return {(status,): count for status, count in (known | generation_responses(view.last)).items()}
+    return {} if view.last is None else _by_label(view.last, RESPONSES)
 
 
 def rejections(view: TargetView) -> Labelled:
