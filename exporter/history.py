@@ -83,11 +83,6 @@ class History:
         self._now = array("d")
         self._at = -math.inf
 
-    @property
-    def last_at(self) -> float | None:
-        """Monotonic seconds of the last good scrape; None before the first."""
-        return self._rows[-1].at if self._rows else None
-
     def observe(self, snapshot: Snapshot, at: float) -> Restarts:
         """Take a snapshot in as a new row: counters grow by their reset-proof increases."""
         self._at = at

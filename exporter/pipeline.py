@@ -16,7 +16,7 @@ from exporter.schema import Options, TargetConfig
 from exporter.signals import kv_cache, waste
 from exporter.signals.arrivals import Frontend, RunningMaximum, abandoned_level, answered, offered_level
 from exporter.signals.engine import has_work, is_asleep
-from exporter.signals.view import EngineView, State, TargetView
+from exporter.signals.view import STALE_SECONDS, EngineView, State, TargetView, stale_after
 from exporter.signals.window import Window
 from exporter.snapshot import TARGET, Engine, Layout, Snapshot
 from exporter.sums import Sums
@@ -25,7 +25,6 @@ from exporter.upstream import PREFIXES, REQUIRED, SERIES, Column, Part
 NOW_SECONDS = 15.0
 MINUTE_SECONDS = 60.0
 LONG_SECONDS = 300.0
-STALE_SECONDS = 10.0
 COUNTERS_KEPT_SECONDS = 3600.0
 SUSPICIOUS_SECONDS = 6.0
 
@@ -229,20 +228,16 @@ class Pipeline:
             there = {engine.engine for engine in self._present}
             found |= {f'{{engine="{engine}"}}' for engine in self.config.engines if engine not in there}
         for engine in self._present if self.up else ():
-            window = self._history.last_two(engine)
-            if not self._accruals[engine].served:
-                continue
-            for row in REQUIRED:
-                if not any(
-                    column.series == row.key and window.last_of(column) is not None for column in window.columns
-                ):
-                    found.add(PREFIXES[0] + row.name)
+            if self._accruals[engine].served:
+                window = self._history.last_two(engine)
+                shown = {column.series for column, slot in window.columns.items() if window.last_at(slot) is not None}
+                found |= {PREFIXES[0] + row.name for row in REQUIRED if row.key not in shown}
         return tuple(sorted(found))
 
     def view(self, at: float) -> TargetView:
         """What signals read, as of the last scrape, judged at a monotonic time."""
         age = None if self._last_good is None else max(0.0, at - self._last_good[0])
-        fresh = age is not None and age <= max(STALE_SECONDS, 2 * self.interval_seconds)
+        fresh = age is not None and age <= stale_after(self.interval_seconds)
         kept = age is not None and age <= COUNTERS_KEPT_SECONDS
         # Windows end at the last scrape, good or not, so that two readings of it are the same whenever they are made.
         seen = min(at, self._observed_at)

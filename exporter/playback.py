@@ -3,6 +3,7 @@
 import socket
 import time
 from bisect import bisect_right
+from itertools import accumulate
 
 from fastapi import FastAPI, Response
 
@@ -14,7 +15,8 @@ from exporter.serve import server_of
 
 def create_app(entries: list[Entry], began: float) -> FastAPI:
     """An engine that says at each moment what the recorded one said; where that did not answer it answers 503."""
-    times = [entry.unix_seconds - entries[0].unix_seconds for entry in entries]
+    # Never backwards, though the clock may have been set back while it was recorded.
+    times = list(accumulate((entry.unix_seconds - entries[0].unix_seconds for entry in entries), max))
     period = times[-1] + interval_seconds(entries)
     app = FastAPI(openapi_url=None, redirect_slashes=False)
 

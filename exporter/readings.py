@@ -7,10 +7,9 @@ from functools import cached_property
 from typing import Any
 
 from exporter import collect, recent
-from exporter.pipeline import STALE_SECONDS
 from exporter.signals.firing import Condition, conditions
 from exporter.signals.verdict import Verdict, verdict
-from exporter.signals.view import EngineView, State, TargetView
+from exporter.signals.view import EngineView, State, TargetView, stale_after
 from exporter.targets import Target
 from exporter.unknown import reasons
 
@@ -91,7 +90,7 @@ class Reading:
             return f"{self.target.label} is {self.target.state.value}"
         if self.target.healthy is False:
             return f"{self.target.label} fails its health check"
-        too_old = (self.age_seconds or 0.0) > max(STALE_SECONDS, 2 * self.target.interval_seconds)
+        too_old = (self.age_seconds or 0.0) > stale_after(self.target.interval_seconds)
         if self.engine is None or not self.engine.fresh or too_old:
             return f"{self.target.label} was last seen {self.age_seconds or 0:.0f} s ago"
         return None

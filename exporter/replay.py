@@ -23,10 +23,14 @@ from exporter.signals.view import SelfView
 _NOBODY = SelfView("", "", config_valid=True, config_reload_unix_seconds=None)
 
 
+SHORTEST_SECONDS = 0.001
+"""A log's times have so many digits; of a clock that stood still or went back nothing can be told."""
+
+
 def interval_seconds(entries: list[Entry]) -> float:
     """The interval at which a log was recorded: the median time between two scrapes."""
     gaps = [later.unix_seconds - earlier.unix_seconds for earlier, later in pairwise(entries)]
-    return median(gaps) if gaps else 1.0
+    return max(median(gaps), SHORTEST_SECONDS) if gaps else 1.0
 
 
 def replay(entries: list[Entry], config: TargetConfig, options: Options) -> Iterator[tuple[float, list[Family]]]:

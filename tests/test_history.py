@@ -278,7 +278,6 @@ def test_what_is_kept_is_bounded_by_the_longest_window():
 
 def test_before_the_first_scrape_there_is_no_window():
     assert Fill().history.window(ENGINE, 60, 0) is None
-    assert Fill().history.last_at is None
 
 
 # Histograms whose edges change

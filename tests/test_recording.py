@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import itertools
 import lzma
+import time
 from pathlib import Path
 
 import httpx
@@ -153,3 +154,14 @@ async def test_playback_says_what_was_said_at_that_moment(monkeypatch: pytest.Mo
             heard.append(answer.content if answer.status_code == 200 else answer.status_code)
         assert (await client.get("/health")).status_code == 200
     assert heard == [EXPOSITION, EXPOSITION, 503, other, EXPOSITION]
+
+
+async def test_a_log_whose_clock_stood_still_or_went_back_plays_back() -> None:
+    """Two scrapes of one instant, and one that claims to be from before: each moment has an answer."""
+    body = Scraped(b"vllm:num_requests_running 1\n", openmetrics=False, seconds=0.0)
+    for times in ((10.0, 10.0), (10.0, 20.0, 14.0)):
+        app = playback.create_app([Entry(at, body) for at in times], time.monotonic() - 3.0)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://engine") as client:
+            answer = await client.get("/metrics")
+
+        assert (answer.status_code, answer.content) == (200, body.body)

@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from exporter.schema import TargetConfig
-from exporter.signals import firing
+from exporter.signals import firing, preemption
 from exporter.signals.firing import conditions
 from exporter.signals.verdict import Kind, seconds, verdict
 from exporter.unknown import reasons
@@ -223,7 +223,7 @@ def test_conditions_are_those_of_the_rules_that_are_shipped():
     assert (
         held["preemptions_ratio"],
         held["preemptions_count"],
-    ) == (firing.PREEMPTIONS_RATIO, firing.PREEMPTIONS_COUNT)
+    ) == (preemption.PREEMPTED_RATIO, firing.PREEMPTIONS_COUNT)
     assert (held["abandoned_ratio"], held["abandoned_count"]) == (firing.ABANDONED_RATIO, firing.ABANDONED_COUNT)
     assert (held["rejections_ratio"], held["rejections_count"]) == (firing.REJECTIONS_RATIO, firing.REJECTIONS_COUNT)
     assert (held["kv_pinned_ratio"], held["cold_ratio"]) == (firing.KV_PINNED_RATIO, firing.COLD_RATIO)

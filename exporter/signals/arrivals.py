@@ -91,8 +91,8 @@ class RunningMaximum:
         for name, level in levels.items():
             if level is not None:
                 self._bases.setdefault(name, level - self.total)
-        known = (level - self._bases[name] for name, level in levels.items() if level is not None)
-        self.total = max(self.total, *known, self.total)
+        known = [level - self._bases[name] for name, level in levels.items() if level is not None]
+        self.total = max([self.total, *known])
         return self.total
 
     def forget(self, name: str) -> None:

@@ -8,7 +8,7 @@ from exporter.signals.view import EngineView, State, TargetView
 from exporter.signals.window import divide
 
 RUNBOOKS = "https://github.com/vllm-sidecar/vllm-sidecar/blob/main/alerts/runbooks"
-PREEMPTIONS_RATIO, PREEMPTIONS_COUNT = 0.01, 10.0
+PREEMPTIONS_COUNT = 10.0
 ABANDONED_RATIO, ABANDONED_COUNT = 0.1, 10.0
 REJECTIONS_RATIO, REJECTIONS_COUNT = 0.01, 10.0
 KV_PINNED_RATIO = 0.9
@@ -89,7 +89,11 @@ def _burning(series: str, factor: float) -> Check:
 def _preempting(_: TargetView, engine: EngineView) -> str | None:
     ratio = max((value or 0.0 for value in preemption.per_arrival(engine).values()), default=0.0)
     count = max((window.increase("preemptions") or 0.0 for window in engine.windows.values()), default=0.0)
-    return f"{ratio:.2g} preemptions per arrival" if ratio > PREEMPTIONS_RATIO and count >= PREEMPTIONS_COUNT else None
+    return (
+        f"{ratio:.2g} preemptions per arrival"
+        if ratio > preemption.PREEMPTED_RATIO and count >= PREEMPTIONS_COUNT
+        else None
+    )
 
 
 def _pinned(_: TargetView, engine: EngineView) -> str | None:

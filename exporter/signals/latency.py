@@ -2,6 +2,7 @@
 
 from exporter.signals import histogram
 from exporter.signals.histogram import Histogram, Quantile
+from exporter.signals.preemption import PREEMPTED_RATIO, per_arrival_in
 from exporter.signals.slo import share_missed
 from exporter.signals.view import EngineView, Labelled, Value
 from exporter.signals.window import divide
@@ -71,8 +72,7 @@ def cause(view: EngineView) -> Labelled:
     ttft = share_missed(view.now, "ttft", view.config.slo.ttft_seconds)
     itl = share_missed(view.now, "itl", view.config.slo.itl_seconds)
     late, slow = ttft is not None and ttft > budget, itl is not None and itl > budget
-    preempted = divide(view.now.increase("preemptions"), view.now.increase("arrivals")) or 0.0
-    thrashing = late and slow and preempted > 0.01
+    thrashing = late and slow and (per_arrival_in(view.now) or 0.0) > PREEMPTED_RATIO
     queue, prefill = queue_seconds(view), mean_prefill_seconds(view)
     found: dict[tuple[str, ...], Value] = {}
     if ttft is not None and queue is not None:

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from enum import Enum
 
 from exporter.signals import decode, kv_cache, latency, queue, roofline
+from exporter.signals.preemption import PREEMPTED_RATIO, per_arrival_in
 from exporter.signals.slo import share_missed
 from exporter.signals.view import EngineView, State, TargetView, Value
-from exporter.signals.window import Window, divide
+from exporter.signals.window import divide
 
 LEAVING_RATIO, LEAVING_REQUESTS = 0.1, 5.0
 """A tenth of the requests given up is people giving up; of fewer than five, it is one client."""
-PREEMPTED_RATIO = 0.01
 SERIES_NAMED = 3
 
 
@@ -117,19 +117,15 @@ def _queueing(engine: EngineView) -> Verdict | None:
 
 
 def _batch(engine: EngineView) -> Verdict | None:
-    causes = latency.cause(engine)
-    if causes.get(("preemption",)) == 1.0 or _preempted(engine.now) > PREEMPTED_RATIO:
-        return Verdict(Kind.BATCH, f"the KV cache is full, {_preempted(engine.now):.2g} preemptions per arrival")
+    causes, preempted = latency.cause(engine), per_arrival_in(engine.now) or 0.0
+    if preempted > PREEMPTED_RATIO:
+        return Verdict(Kind.BATCH, f"the KV cache is full, {preempted:.2g} preemptions per arrival")
     if causes.get(("batch",)) == 1.0:
         missed = share_missed(engine.now, "itl", engine.config.slo.itl_seconds)
         return Verdict(Kind.BATCH, f"{missed:.0%} of gaps past {_itl(engine)}{_size(engine)}")
     if causes.get(("prefill",)) == 1.0:
         return Verdict(Kind.BATCH, f"TTFT is the prefill, {seconds(latency.mean_prefill_seconds(engine))} on average")
     return None
-
-
-def _preempted(window: Window) -> float:
-    return divide(window.increase("preemptions"), window.increase("arrivals")) or 0.0
 
 
 def _itl(engine: EngineView) -> str:

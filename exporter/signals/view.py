@@ -26,6 +26,14 @@ class State(Enum):
     LOST = "lost"
 
 
+STALE_SECONDS = 10.0
+
+
+def stale_after(interval_seconds: float) -> float:
+    """The age of the last good scrape from which gauges are of the past: 10 s, or two intervals if that is longer."""
+    return max(STALE_SECONDS, 2 * interval_seconds)
+
+
 @dataclass(frozen=True, slots=True)
 class SourceView:
     """A source of targets: whether its last answer was good, how many it names, how many of them were dropped."""
