@@ -107,7 +107,7 @@ class Parser:
         A body that does not end where an exposition ends was cut off: all of it is refused, since which series are
         missing cannot be known.
         """
-        if not body.strip():
+        if not body or body.isspace():
             return Failure(Reason.EMPTY, "the body is empty")
         if openmetrics and not body.rstrip().endswith(b"# EOF"):
             return Failure(Reason.PARSE, "the body is cut off: no # EOF")
@@ -139,13 +139,12 @@ class Parser:
             slot = known.get(head, _BAD)
             if slot != slots[position]:
                 return None
-            if slot == _COMMENT:
-                continue
-            value = number(text)
-            if value is None:
-                return None
-            if slot != _IGNORED:
-                values[slot] = value
+            if slot != _COMMENT:
+                value = number(text)
+                if value is None:
+                    return None
+                if slot != _IGNORED:
+                    values[slot] = value
         self._last_lines = lines
         self._last = Snapshot(values, same_series=True)
         return self._last

@@ -77,13 +77,15 @@ def edge_label(text: str) -> str:
     return "+Inf" if edge == math.inf else repr(edge)
 
 
-_NOT_IN_NUMBERS = re.compile(rb"[_\v\f]")
-"""What Python reads in or around a number, and an exposition may not have there."""
+_IN_NUMBERS = b"0123456789.+-eEinfatyINFATY"
 
 
 def number(text: bytes) -> float | None:
     """The value of a line whose head is known; None sends the line to the full grammar."""
+    # Python reads underscores in a number and spaces around it, which an exposition may not have there.
+    if text.strip(_IN_NUMBERS):
+        return None
     try:
-        return None if _NOT_IN_NUMBERS.search(text) else float(text)
+        return float(text)
     except ValueError:
         return None

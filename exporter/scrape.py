@@ -52,7 +52,7 @@ class Scraper:
         self._clock = clock
         self._transport: Transport | None = None
         self._files: tuple[object, ...] = ()
-        self._urls: dict[str, httpx.URL] = {}
+        self._requests: dict[str, httpx.Request] = {}
         self._filtered_until = 0.0
         self._filter_works = config.scrape.filter
 
@@ -88,7 +88,7 @@ class Scraper:
         """Whether the engine's own health check answers 200."""
         try:
             async with asyncio.timeout(HEALTH_TIMEOUT_SECONDS):
-                request = self._request(self._url(self.config.scrape.health_path))
+                request = self._request(self.config.scrape.health_path)
                 async with contextlib.aclosing(await self._send(request)) as response:
                     return response.status_code == httpx.codes.OK
         except (TimeoutError, httpx.HTTPError, httpx.InvalidURL, OSError, ValueError):
@@ -111,16 +111,15 @@ class Scraper:
 
     async def _get(self, path: str) -> tuple[bytes, bool] | Failure:
         try:
-            url = self._url(path)
+            request = self._request(path)
             for _ in range(MAX_REDIRECTS + 1):
-                request = self._request(url)
                 async with contextlib.aclosing(await self._send(request)) as response:
                     if not response.has_redirect_location:
                         return await self._read(response)
-                    onward = url.join(response.headers["location"])
-                if (onward.scheme, onward.netloc) != (url.scheme, url.netloc):
+                    onward = request.url.join(response.headers["location"])
+                if (onward.scheme, onward.netloc) != (request.url.scheme, request.url.netloc):
                     return Failure(Reason.HTTP_STATUS, f"HTTP {response.status_code} to another host")
-                url = onward
+                request = httpx.Request("GET", onward, headers=request.headers, extensions=request.extensions)
             return Failure(Reason.HTTP_STATUS, f"more than {MAX_REDIRECTS} redirects")
         except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
             return _failure(error)
@@ -166,21 +165,19 @@ class Scraper:
             return Failure(Reason.PARSE, "the compressed body is cut off")
         return bytes(body)
 
-    def _url(self, path: str) -> httpx.URL:
-        """Parsed once: http+unix://%2Frun%2Fvllm.sock is asked of the socket as http://localhost."""
-        if path not in self._urls:
+    def _request(self, path: str) -> httpx.Request:
+        """Made once a path. http+unix://%2Frun%2Fvllm.sock is asked of the socket as http://localhost."""
+        scrape = self.config.scrape
+        request = self._requests.get(path)
+        if request is None:
             parts = urlsplit(self.config.url)
             base = f"http://localhost{parts.path}" if parts.scheme == "http+unix" else self.config.url
-            self._urls[path] = httpx.URL(base + path)
-        return self._urls[path]
-
-    def _request(self, url: httpx.URL) -> httpx.Request:
-        headers = {"Accept": ACCEPT, "Accept-Encoding": "identity"}
-        if self.config.scrape.bearer_token_file is not None:
-            headers["Authorization"] = f"Bearer {_token(self.config.scrape.bearer_token_file)}"
-        name = self.config.scrape.server_name
-        extensions = {} if name is None else {"sni_hostname": name}
-        return httpx.Request("GET", url, headers=headers, extensions=extensions)
+            headers = {"Accept": ACCEPT, "Accept-Encoding": "identity"}
+            extensions = {} if scrape.server_name is None else {"sni_hostname": scrape.server_name}
+            request = self._requests[path] = httpx.Request("GET", base + path, headers=headers, extensions=extensions)
+        if scrape.bearer_token_file is not None:
+            request.headers["Authorization"] = f"Bearer {_token(scrape.bearer_token_file)}"
+        return request
 
     async def _send(self, request: httpx.Request) -> httpx.Response:
         # The transport alone: cookies, hooks and redirects of a client are not wanted here, and cost.

@@ -38,19 +38,31 @@ class Columns(dict[Column, int]):
     def __init__(self, *given: Mapping[Column, int]) -> None:
         super().__init__(*given)
         self._buckets: dict[str, list[tuple[float, int]]] = {}
+        self._labelled: dict[str, list[tuple[str, ...]]] = {}
         self._sorted_out = 0
 
     def buckets(self, series: str) -> list[tuple[float, int]]:
         """(upper edge, slot) of a histogram's buckets, edges ascending."""
-        if self._sorted_out != len(self):
-            self._buckets = {}
-            for column, slot in self.items():
-                if column.part is Part.BUCKET:
-                    self._buckets.setdefault(column.series, []).append((float(column.labels[0]), slot))
-            for found in self._buckets.values():
-                found.sort()
-            self._sorted_out = len(self)
+        self._sort_out()
         return self._buckets.get(series, [])
+
+    def labelled(self, series: str) -> list[tuple[str, ...]]:
+        """The label values under which a series without parts is known."""
+        self._sort_out()
+        return self._labelled.get(series, [])
+
+    def _sort_out(self) -> None:
+        if self._sorted_out == len(self):
+            return
+        self._buckets, self._labelled = {}, {}
+        for column, slot in self.items():
+            if column.part is Part.BUCKET:
+                self._buckets.setdefault(column.series, []).append((float(column.labels[0]), slot))
+            elif column.part is Part.VALUE:
+                self._labelled.setdefault(column.series, []).append(column.labels)
+        for found in self._buckets.values():
+            found.sort()
+        self._sorted_out = len(self)
 
 
 @dataclass(slots=True)

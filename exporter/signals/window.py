@@ -1,7 +1,7 @@
 """What signals read: increases and levels of one owner's columns between two scrapes. Time is a value."""
 
 import math
-from collections.abc import Iterator, MutableSequence, Sequence
+from collections.abc import MutableSequence, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -65,7 +65,8 @@ class Window:
 
     def last(self, series: str, *labels: str, part: Part = Part.VALUE) -> float | None:
         """As of the last scrape: a gauge's level, a counter's running total since the first scrape."""
-        return self.last_of(Column(series, part, labels))
+        slot = self.columns.get(Column(series, part, labels))
+        return None if slot is None else _known(self.rows[-1].numbers, slot)
 
     def last_of(self, column: Column) -> float | None:
         """The same for a column."""
@@ -81,9 +82,9 @@ class Window:
         slot = self.columns.get(Column(series, part, labels))
         return None if slot is None else _known(self.rows[0].numbers, slot)
 
-    def labelled(self, series: str) -> Iterator[tuple[str, ...]]:
+    def labelled(self, series: str) -> Sequence[tuple[str, ...]]:
         """The label values under which a series without parts is known."""
-        return (column.labels for column in self.columns if column.series == series and column.part is Part.VALUE)
+        return self.columns.labelled(series)
 
     def levels(self, series: str, *labels: str) -> list[tuple[float, float]]:
         """(monotonic seconds, value) of a gauge at each scrape that knew it."""
