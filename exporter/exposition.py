@@ -10,7 +10,7 @@ from itertools import compress
 from operator import ne
 from typing import NamedTuple
 
-from exporter.sample_line import Line, edge_label, number, parse_line
+from exporter.sample_line import Line, edge_label, number, numbers, parse_line
 from exporter.snapshot import MAX_ENGINES, TARGET, Engine, Layout, Snapshot
 from exporter.upstream import PREFIXES, SAMPLES, SERIES, Column, Part, Sample
 
@@ -98,6 +98,7 @@ class Parser:
         self._rank: dict[int, int] = {}
         self._shadowed = self._displaced = False
         self._last_lines: list[bytes] = []
+        self._last_heads: list[bytes] = []
         self._last_slots: list[int] = []
         self._last = Snapshot([])
 
@@ -133,18 +134,19 @@ class Parser:
         last = self._last_lines
         if len(lines) != len(last) or self._last.bad_lines:
             return None
-        known, slots, values = self._known, self._last_slots, self._last.values.copy()
-        for position in compress(range(len(lines)), map(ne, last, lines)):
-            head, _, text = lines[position].rpartition(b" ")
-            slot = known.get(head, _BAD)
-            if slot != slots[position]:
-                return None
-            if slot != _COMMENT:
-                value = number(text)
-                if value is None:
-                    return None
-                if slot != _IGNORED:
-                    values[slot] = value
+        changed = list(compress(range(len(lines)), map(ne, last, lines)))
+        now = [lines[position] for position in changed]
+        heads = [self._last_heads[position] for position in changed]
+        if not all(map(bytes.startswith, now, heads)):
+            return None
+        found = numbers(list(map(bytes.removeprefix, now, heads)))
+        if found is None:
+            return None
+        values = self._last.values.copy()
+        for position, value in zip(changed, found, strict=True):
+            slot = self._last_slots[position]
+            if slot != _IGNORED:
+                values[slot] = value
         self._last_lines = lines
         self._last = Snapshot(values, same_series=True)
         return self._last
@@ -181,7 +183,8 @@ class Parser:
         heads, slots = [], []
         good = bad = series = 0
         for line in lines:
-            head, _, text = line.rpartition(b" ")
+            head, space, text = line.rpartition(b" ")
+            head += space
             heads.append(head)
             slot = known.get(head)
             value = None if slot is None or slot == _COMMENT else number(text)
@@ -212,6 +215,11 @@ class Parser:
             return Failure(Reason.TOO_LARGE, f"more than {MAX_ENGINES} engines")
         self._known = {head: known[head] for head in heads if head in known}
         self._last_lines, self._last_slots, self._last = lines, slots, Snapshot(values, bad)
+        # What is no head, a line with its break, begins no line: such a one is read anew when it changes.
+        self._last_heads = [
+            head if self._known.get(head, _COMMENT) != _COMMENT else line + b"\n"
+            for head, line in zip(heads, lines, strict=True)
+        ]
         return self._last
 
     def _engines_in(self, values: list[float | None]) -> int:
@@ -241,7 +249,7 @@ class Parser:
             slot = self._slot(parsed)
         except ValueError:
             return _BAD, None
-        if parsed.plain and line[len(head) + 1 :].strip():
+        if parsed.plain and line[len(head) :].strip():
             self._known[head] = slot
         return slot, parsed.value
 

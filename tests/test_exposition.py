@@ -460,3 +460,34 @@ def test_a_steady_body_takes_the_fast_path_and_a_changed_value_is_seen():
         assert bad_lines == 0
 
     assert seen == [3, 3, 4, 3]
+
+
+GAUGE = 'vllm:num_requests_running{engine="0",model_name="m"}'
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "running"),
+    [
+        (f"{GAUGE} 5 1000", f"{GAUGE} 5 2000", 5),
+        (f'{GAUGE} 5 # {{a="b"}} 1', f'{GAUGE} 5 # {{a="b"}} 2', 5),
+        (f"{GAUGE} 5", f"{GAUGE} 6 2000", 6),
+        (f"{GAUGE} 5 1000", f"{GAUGE} 6", 6),
+        (f"{GAUGE} 4", f"{GAUGE}5", 5),
+        (f"{GAUGE} 5", "5", None),
+        (f"{GAUGE} 5", f"{GAUGE} ", None),
+        (f"{GAUGE} 5", f"{GAUGE} 1_0", None),
+        (f"{GAUGE} 5", f"# {GAUGE} 6", None),
+        ("# 5", f"{GAUGE} 6", 6),
+        ("", f"{GAUGE} 6", 6),
+        ("other 5", f"{GAUGE} 6", 6),
+        (f"{GAUGE} 5", "other 6", None),
+    ],
+)
+def test_one_line_that_changes_among_others_that_do_not(before, after, running):
+    """Read as if it had always been so: timestamps, cuts, comments, another series in its place."""
+    parser = Parser(Layout())
+    others = Body().text().decode().partition("\n")[2]
+    assert GAUGE not in others
+    read(f"{others}{before}\n", parser=parser)
+    found, _ = read(f"{others}{after}\n", parser=parser)
+    assert found.get((ZERO, "running", Part.VALUE, ())) == running
