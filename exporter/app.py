@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import logging
 import platform
+import re
 import time
 from collections.abc import Iterator, Sequence
 
@@ -30,6 +31,7 @@ log = logging.getLogger("exporter.app")
 
 SLICE_SECONDS, LONGEST_SLICE_SECONDS = 0.01, 0.2
 """So long rendering goes on before scrapes have a turn."""
+_REFUSED = re.compile(r";\s*q\s*=\s*0(\.0*)?\s*(;|$)", re.IGNORECASE)
 REUSED_SECONDS = 0.5
 """A rendered body serves every reader for so long: two Prometheus replicas read the same state."""
 
@@ -162,10 +164,15 @@ class Sidecar:
 def _format(accept: str) -> tuple[Encode, str]:
     """prometheus_client's encoder for what a reader accepts; plain text for what is not ours."""
     try:
-        encode, content_type = choose_encoder(accept)
+        encode, content_type = choose_encoder(_wanted(accept))
     except (TypeError, ValueError):  # a version that is none
         return choose_encoder("")
     return choose_encoder("") if "escaping=dots" in content_type else (encode, content_type)
+
+
+def _wanted(header: str) -> str:
+    """What a reader accepts, without what it refuses by a weight of 0: prometheus_client reads no weights."""
+    return ",".join(each for each in header.split(",") if not _REFUSED.search(each))
 
 
 def create_app(sidecar: Sidecar, *, page: bool = True) -> FastAPI:
@@ -185,7 +192,7 @@ def create_app(sidecar: Sidecar, *, page: bool = True) -> FastAPI:
     @app.api_route("/metrics", methods=["GET", "HEAD"], include_in_schema=False)
     @app.api_route("/metrics/", methods=["GET", "HEAD"], include_in_schema=False)
     async def metrics(request: Request) -> Response:
-        compressed = gzip_accepted(request.headers.get("accept-encoding", ""))
+        compressed = gzip_accepted(_wanted(request.headers.get("accept-encoding", "")))
         body, content_type = await sidecar.render(request.headers.get("accept", ""), compressed=compressed)
         headers = {"Content-Type": content_type, "Vary": "Accept, Accept-Encoding"}
         if compressed:

@@ -64,6 +64,8 @@ def observe(sidecar: Sidecar, outcome: Scraped | Failure) -> None:
         pytest.param("application/openmetrics-text;version=1.x.y", TEXT, id="an OpenMetrics version that is none"),
         pytest.param(", ;;=,;version,", TEXT, id="garbage"),
         pytest.param("application/openmetrics-text", OPENMETRICS, id="OpenMetrics"),
+        pytest.param("application/openmetrics-text;version=1.0.0;q=0,*/*", TEXT, id="OpenMetrics refused"),
+        pytest.param("application/openmetrics-text;q=0.001", OPENMETRICS, id="OpenMetrics at the least weight"),
         pytest.param(
             "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,text/plain;version=0.0.4;q=0.3,*/*;q=0.1",
             "application/openmetrics-text; version=1.0.0; charset=utf-8; escaping=allow-utf-8",
@@ -92,10 +94,19 @@ async def test_format_is_negotiated(client: httpx.AsyncClient, accept: str | Non
 
 @pytest.mark.parametrize(
     ("encodings", "compressed"),
-    [(None, False), ("identity", False), ("gzip", True), ("br, GZIP;q=0.5", True), ("zstd", False)],
+    [
+        (None, False),
+        ("identity", False),
+        ("gzip", True),
+        ("br, GZIP;q=0.5", True),
+        ("zstd", False),
+        ("gzip;q=0", False),
+        ("identity;q=0.5, gzip ; Q=0.000, br", False),
+        ("gzip;q=0.001", True),
+    ],
 )
 async def test_gzip_only_when_asked_for(client: httpx.AsyncClient, encodings: str | None, compressed: bool) -> None:
-    """The same exposition either way; the header says which it is."""
+    """The same exposition either way; the header says which it is. A weight of 0 refuses (RFC 9110, 12.4.2)."""
     headers = {} if encodings is None else {"Accept-Encoding": encodings}
     async with client.stream("GET", "/metrics", headers=headers) as answer:
         raw = b"".join([chunk async for chunk in answer.aiter_raw()])
