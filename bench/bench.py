@@ -23,11 +23,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from exporter.app import Sidecar
 from exporter.exposition import Parser, Scraped
+from exporter.http_server import bind
 from exporter.pipeline import Pipeline
 from exporter.recording import read_log
 from exporter.render import Lines, exposition
 from exporter.schema import Config
-from exporter.serve import bind
 from exporter.snapshot import Layout
 from exporter.upstream import filter_names
 

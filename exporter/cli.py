@@ -160,6 +160,7 @@ def _serve(options: argparse.Namespace) -> int:
         return OK
     log.set_up(config.log_level, config.log_format)
     reloader = serve.Reloader(lambda: _settings(options), BadSettingsError, options.config_file)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the server reads its files again for it
     with contextlib.ExitStack() as opened, contextlib.suppress(KeyboardInterrupt):
         sockets = {}
         for address in dict.fromkeys((config.listen_address, config.served_page_address)):
@@ -196,7 +197,7 @@ def _check_start(config: Config) -> None:
 
 
 def _listen(address: str) -> socket.socket:
-    from exporter.serve import bind
+    from exporter.http_server import bind
 
     try:
         return bind(address)

@@ -1,6 +1,7 @@
 """One connection to our port: bounded in number and in time, so that neither many clients nor slow ones hold us up."""
 
 import asyncio
+from email.utils import formatdate
 
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
@@ -30,6 +31,13 @@ class Connection(H11Protocol):
         super().data_received(data)
         if self._deadline is None or self._answering != self._answers():
             self._arm()
+
+    def handle_events(self) -> None:
+        """Begin what has been asked for. Answers say when they were made; uvicorn has a timer for that, which would
+        wake us for nothing.
+        """
+        self.server_state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
+        super().handle_events()
 
     def on_response_complete(self) -> None:
         """The answer is written; uvicorn's own timeout closes a connection that now stays idle."""

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from exporter import playback
 from exporter.app import Sidecar, create_app
+from exporter.http_server import bind, server_of
 from exporter.recording import read_log
 from exporter.schema import Config
-from exporter.serve import bind, server_of
 from exporter.signals import cost, decode, kv_cache, latency, preemption, queue, traffic
 from exporter.signals.view import EngineView, TargetView
 
@@ -39,7 +39,7 @@ async def recorded() -> AsyncIterator[Engine]:
     try:
         yield Engine(f"http://127.0.0.1:{listening.getsockname()[1]}", "A recording of a real engine under bursts")
     finally:
-        engine.should_exit = True
+        engine.end()
         await serving
 
 
@@ -62,7 +62,7 @@ async def run(
                 await asyncio.sleep(1.0)
                 _show(sidecar.views()[0], redraw=redraw)
         finally:
-            server.should_exit = True
+            server.end()
             await serving
             await sidecar.targets.stop()
 

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from exporter.aside import aside
 from exporter.schema import Config, TargetConfig, merge, shared_settings
+from exporter.tls import file_version
 
 SETTING_LABEL = "__sidecar_"
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -117,7 +118,7 @@ class Files:
 
     async def _read(self, path: Path, config: Config) -> None:
         try:
-            stamp = _stamp(path)
+            stamp = file_version(path)
             if self._stamps.get(path) == stamp:
                 return
             self._found[path] = await aside(lambda: parse_file_sd(path.read_bytes(), config))
@@ -131,8 +132,3 @@ class Files:
         else:
             self._stamps[path] = stamp
             self._problems.pop(path, None)
-
-
-def _stamp(path: Path) -> object:
-    status = path.stat()
-    return status.st_ino, status.st_mtime_ns, status.st_size

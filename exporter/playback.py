@@ -8,9 +8,9 @@ from itertools import accumulate
 from fastapi import FastAPI, Response
 
 from exporter.exposition import Scraped
+from exporter.http_server import server_of
 from exporter.recording import Entry
 from exporter.replay import interval_seconds
-from exporter.serve import server_of
 
 
 def create_app(entries: list[Entry], began: float) -> FastAPI:

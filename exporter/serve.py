@@ -1,4 +1,4 @@
-"""The running sidecar: bind, watch the settings file, serve until told to stop."""
+"""The running sidecar: serve until told to stop, and read its files again when they change."""
 
 import asyncio
 import contextlib
@@ -7,29 +7,23 @@ import logging
 import resource
 import signal
 import socket
-import ssl
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import FrameType
-
-import uvicorn
 
 from exporter.app import Sidecar, create_app
 from exporter.aside import aside
-from exporter.connection import Connection
 from exporter.guard import App, Guard, Rate
+from exporter.http_server import Server, bind, ended_by_signals, server_of
 from exporter.schema import Config
-from exporter.schema_types import split_address
+from exporter.tls import file_version
 from exporter.webconfig import BadWebConfigError, Web
 
 log = logging.getLogger("exporter.serve")
 
-SETTINGS_CHECKED_EVERY_SECONDS = 1.0
+FILES_CHECKED_EVERY_SECONDS = 1.0
 WATCHED_BYTES = 2**20
 BIND_AGAIN_SECONDS = 5.0
-SHUTDOWN_SECONDS = 1
-STOP_CHECKED_EVERY_SECONDS = 0.5
 
 
 class Reloader:
@@ -45,10 +39,33 @@ class Reloader:
         self._load = load
         self._refused = refused
         self._path = path
-        self._seen = self._content()
+        self._version: object = None
+        self._settled = False
+        self._content: object = None
         self._told: str | None = None
+        self.changed()
 
-    def _content(self) -> bytes | None:
+    def changed(self) -> bool:
+        """Whether the file's content is another than when it was last asked. Read only where its version is."""
+        version = self._version_now()
+        if self._settled and version == self._version:
+            return False
+        # Once more the next time: where a file system's times are coarse, only the content tells of a second edit.
+        self._settled, self._version = version == self._version, version
+        before, self._content = self._content, self._content_now()
+        return self._content != before
+
+    def forget(self) -> None:
+        """Take the file for changed, whatever is in it."""
+        self._settled, self._content = False, object()
+
+    def _version_now(self) -> object:
+        try:
+            return file_version(self._path)
+        except OSError as error:
+            return error.errno
+
+    def _content_now(self) -> bytes | None:
         try:
             if self._path is None or not self._path.is_file():
                 return None
@@ -56,13 +73,6 @@ class Reloader:
                 return file.read(WATCHED_BYTES)
         except OSError:
             return None
-
-    def changed(self) -> bool:
-        """Whether the file's content is another than when it was last asked."""
-        content = self._content()
-        changed = content != self._seen
-        self._seen = content
-        return changed
 
     def apply(self, sidecar: Sidecar) -> None:
         """Read the settings into a sidecar; refused ones leave the last good ones in force."""
@@ -81,94 +91,9 @@ class Reloader:
             log.info("settings reloaded")
         sidecar.use(config)
 
-    async def watch(self, sidecar: Sidecar) -> None:
-        """Apply the file whenever it changes, and what was refused again: a file that it names may have come."""
-        while True:
-            await asyncio.sleep(SETTINGS_CHECKED_EVERY_SECONDS)
-            if self.changed() or not sidecar.config_valid:
-                self.apply(sidecar)
-
-
-def bind(address: str) -> socket.socket:
-    """A listening socket; an empty host is every interface, IPv6 and IPv4.
-
-    Raises:
-        OSError: the address is in use or not ours.
-    """
-    host, port = split_address(address)
-    everywhere = host in ("", "::")
-    try:
-        if everywhere and socket.has_dualstack_ipv6():
-            return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True)
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family)
-    except OSError as error:
-        why = (error.strerror or str(error)).partition(" (while")[0]  # that part repeats the address
-        raise OSError(error.errno, why) from None
-
-
-class _Server(uvicorn.Server):
-    """uvicorn, but a signal that ends it ends it at once, with exit code 0, and is not raised again."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self._asked_to_stop = asyncio.Event()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-        _running.add(self)
-        for each in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(each, _end_all, each)
-        try:
-            yield
-        finally:
-            _running.discard(self)
-
-    def end(self) -> None:
-        """Stop serving, letting what is being answered end for a moment."""
-        self.should_exit = True
-        self._asked_to_stop.set()
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        super().handle_exit(sig, frame)
-        self._asked_to_stop.set()
-
-    async def main_loop(self) -> None:
-        # uvicorn asks itself ten times a second whether to stop, which costs as much as the scraping.
-        while not await self.on_tick(0):
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(STOP_CHECKED_EVERY_SECONDS):
-                    await self._asked_to_stop.wait()
-
-
-_running: set[_Server] = set()
-
-
-def _end_all(sig: int) -> None:
-    for server in list(_running):
-        server.handle_exit(sig, None)
-
-
-def server_of(app: App, context: ssl.SSLContext | None = None) -> _Server:
-    """A server for an application, with our logging, patience limited, and a short farewell."""
-    config = uvicorn.Config(
-        app,
-        http=Connection,
-        ws="none",
-        log_config=None,
-        access_log=False,
-        lifespan="off",
-        server_header=False,
-        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
-    )
-    config.load()
-    config.ssl = context
-    return _Server(config)
-
 
 async def serve(config: Config, reloader: Reloader, web: Web, sockets: Mapping[str, socket.socket]) -> None:
-    """Serve until SIGTERM or SIGINT.
+    """Serve until SIGTERM or SIGINT; SIGHUP has all files read again, changed or not.
 
     Args:
         config: where to serve.
@@ -182,18 +107,17 @@ async def serve(config: Config, reloader: Reloader, web: Web, sockets: Mapping[s
     if web.refused is not None:
         log.error("web config refused, only probes are served", extra={"fields": {"reason": web.refused}})
     reloader.apply(sidecar)
-    watching = [
-        asyncio.create_task(reloader.watch(sidecar)),
-        asyncio.create_task(sidecar.discovery.watch(sidecar.watch_targets)),
-        asyncio.create_task(sidecar.remember()),
-    ]
     main, page = config.listen_address, config.served_page_address
     rate = Rate()
     sites = [Site(main, Guard(create_app(sidecar, page=page == main), web, rate), web)]
     if page != main:
         sites.append(Site(page, Guard(create_app(sidecar), web, rate), web))
+    watching = [
+        asyncio.create_task(_watch_files(reloader, web, sidecar, sites)),
+        asyncio.create_task(sidecar.discovery.watch(sidecar.watch_targets)),
+        asyncio.create_task(sidecar.remember()),
+    ]
     try:
-        watching.append(asyncio.create_task(_watch_web(web, sidecar, sites)))
         async with asyncio.TaskGroup() as serving:
             for site in sites:
                 serving.create_task(site.serve(sockets.get(site.address)))
@@ -214,21 +138,38 @@ def bound_resources() -> None:
     gc.set_threshold(20_000, 20, 50)
 
 
-async def _watch_web(web: Web, sidecar: Sidecar, sites: Sequence["Site"]) -> None:
+async def _watch_files(reloader: Reloader, web: Web, sidecar: Sidecar, sites: Sequence["Site"]) -> None:
+    """Apply the settings and the web config when their files change; settings that were refused are tried again, since
+    a file that they name may have come.
+    """
+
+    def forget() -> None:
+        reloader.forget()
+        web.forget()
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, forget)
     while True:
-        await asyncio.sleep(SETTINGS_CHECKED_EVERY_SECONDS)
-        if not web.changed():
-            continue
+        await asyncio.sleep(FILES_CHECKED_EVERY_SECONDS)
         try:
-            await aside(web.load)
-        except BadWebConfigError as error:
-            sidecar.web_config_valid = False
-            log.error("web config refused, the last good one stays in force", extra={"fields": {"reason": str(error)}})
-            continue
-        sidecar.web_config_valid = True
-        log.info("web config reloaded")
-        for site in sites:
-            site.renew()
+            if reloader.changed() or not sidecar.config_valid:
+                reloader.apply(sidecar)
+            if web.changed():
+                await _reload_web(web, sidecar, sites)
+        except Exception:  # whatever it is, changes must go on being seen
+            log.exception("reading files again failed inside the sidecar")
+
+
+async def _reload_web(web: Web, sidecar: Sidecar, sites: Sequence["Site"]) -> None:
+    try:
+        await aside(web.load)
+    except BadWebConfigError as error:
+        sidecar.web_config_valid = False
+        log.error("web config refused, the last good one stays in force", extra={"fields": {"reason": str(error)}})
+        return
+    sidecar.web_config_valid = True
+    log.info("web config reloaded")
+    for site in sites:
+        site.renew()
 
 
 class Site:
@@ -244,41 +185,44 @@ class Site:
         self.address = address
         self._app = app
         self._web = web
-        self._server: _Server | None = None
-        self._again = False
+        self._server: Server | None = None
+        self._ended = asyncio.Event()
 
     def renew(self) -> None:
         """Serve with what the web config file says now; connections that stand are ended, none is refused."""
-        self.end()
-        self._again = True
-
-    def end(self) -> None:
-        """Stop serving."""
-        self._again = False
         if self._server is not None:
             self._server.end()
 
+    def end(self) -> None:
+        """Stop serving."""
+        self._ended.set()
+        self.renew()
+
     async def serve(self, listening: socket.socket | None) -> None:
         """Serve until told to stop."""
-        listening = listening or await _bound(self.address)
-        log.info("serving", extra={"fields": {"address": self.address, "tls": self._web.context is not None}})
-        with listening:
-            self._again = True
-            while self._again:
-                self._again = False
-                self._server = server_of(self._app, self._web.context)
-                # A server closes the sockets it is given; ours goes on listening while the next one starts.
-                await self._server.serve(sockets=[listening.dup()])
+        with ended_by_signals(self.end):
+            listening = listening or await self._bound()
+            if listening is None:
+                return
+            log.info("serving", extra={"fields": {"address": self.address, "tls": self._web.context is not None}})
+            with listening:
+                while not self._ended.is_set():
+                    self._server = server_of(self._app, self._web.context)
+                    # A server closes the sockets it is given; ours goes on listening while the next one starts.
+                    await self._server.serve(sockets=[listening.dup()])
 
-
-async def _bound(address: str) -> socket.socket:
-    """A listening socket, as soon as one can be had."""
-    told = None
-    while True:
-        try:
-            return bind(address)
-        except OSError as error:
-            if told != error.strerror:
-                told = error.strerror
-                log.error("cannot listen, trying again", extra={"fields": {"address": address, "reason": told}})
-        await asyncio.sleep(BIND_AGAIN_SECONDS)
+    async def _bound(self) -> socket.socket | None:
+        """A listening socket, as soon as one can be had; None if told to stop before."""
+        told = None
+        while not self._ended.is_set():
+            try:
+                return bind(self.address)
+            except OSError as error:
+                if told != error.strerror:
+                    told = error.strerror
+                    fields = {"address": self.address, "reason": told}
+                    log.error("cannot listen, trying again", extra={"fields": fields})
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(BIND_AGAIN_SECONDS):
+                    await self._ended.wait()
+        return None

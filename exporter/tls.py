@@ -13,7 +13,7 @@ _contexts: WeakValueDictionary[object, ssl.SSLContext] = WeakValueDictionary()
 
 
 def file_version(path: Path | None) -> object:
-    """Changes when a file does, also when a link leads to another one.
+    """Changes when a file does, in content or in who may read it, also when a link leads to another one.
 
     Raises:
         OSError: it is not there.
@@ -21,7 +21,7 @@ def file_version(path: Path | None) -> object:
     if path is None:
         return None
     status = path.stat()
-    return path, status.st_ino, status.st_mtime_ns, status.st_size
+    return path, status.st_ino, status.st_ctime_ns, status.st_size
 
 
 def client_context(scrape: Scrape) -> ssl.SSLContext:

@@ -96,6 +96,10 @@ class Web:
             raise
         self.users, self.context, self.refused = config.basic_auth_users, context, None
 
+    def forget(self) -> None:
+        """Take the file for changed, whatever is in it."""
+        self._stamp = None
+
     def changed(self) -> bool:
         """Whether a file is another than when it was last read."""
         return self._path is not None and self._now() != self._stamp

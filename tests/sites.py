@@ -7,7 +7,8 @@ from pathlib import Path
 
 from exporter.app import Sidecar, create_app
 from exporter.guard import Guard, Rate
-from exporter.serve import Site, bind
+from exporter.http_server import bind
+from exporter.serve import Site
 from exporter.webconfig import Web
 
 

@@ -14,7 +14,7 @@ from exporter.check import FINDINGS, Report, as_json, conclude, lines, sample_na
 from exporter.cli import main
 from exporter.exposition import Failure, Reason, Scraped
 from exporter.findings import Finding, Severity
-from exporter.serve import bind, server_of
+from exporter.http_server import bind, server_of
 from tests.live import FOUR_H100, busy, engine, fed, steps
 
 GONE = Failure(Reason.CONNECT, "refused")
@@ -160,11 +160,12 @@ def served():
     listening = bind("127.0.0.1:0")
     server = server_of(app)
     server.capture_signals = contextlib.nullcontext
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listening])))
-    thread.start()
-    yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-    server.should_exit = True
-    thread.join()
+    with asyncio.Runner() as runner:
+        thread = threading.Thread(target=lambda: runner.run(server.serve(sockets=[listening])))
+        thread.start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        runner.get_loop().call_soon_threadsafe(server.end)
+        thread.join()
 
 
 def test_the_command(served, capsys, monkeypatch):

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 import socket
 from pathlib import Path
 
@@ -178,6 +179,21 @@ async def test_one_client_cannot_take_all_connections(monkeypatch: pytest.Monkey
                 answers.append(b"dropped")
             writer.close()
     assert answers == [b"HTTP/1.1 200 OK"] * 3 + [b"dropped"] * 2
+
+
+async def test_an_answer_says_when_it_was_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each with its own Date, also on one connection, though no timer keeps one ready."""
+    dates = [f"Thu, 01 Jan 1970 00:00:{second} GMT" for second in ("00", "59")]
+    async with site() as (_, _, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        answers = []
+        for date in dates:
+            monkeypatch.setattr(connection, "formatdate", lambda *, usegmt, date=date: date if usegmt else "")
+            writer.write(b"HEAD /-/healthy HTTP/1.1\r\nHost: x\r\n\r\n")
+            answers.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.close()
+    found = [re.findall(r"(?m)^date: (.*)\r$", answer.decode()) for answer in answers]
+    assert found == [[date] for date in dates]
 
 
 async def test_failed_logins_use_up_the_rate_and_probes_go_on(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The sidecar as a process beside an engine that comes, dies and comes back; and told to end."""
 
+import asyncio
 import contextlib
 import itertools
 import os
@@ -14,6 +15,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from exporter.app import Sidecar as App
+from exporter.app import create_app
+from exporter.guard import Guard
+from exporter.http_server import bind
+from exporter.serve import Site
+from exporter.webconfig import Web
 from tests.counting_engine import TOKENS_PER_SECOND, engine
 from tests.programs import ROOT, system
 from tests.sidecar import ENVIRONMENT, Sidecar, eventually, free_port, sidecar
@@ -94,6 +101,48 @@ def test_sigterm_ends_it_while_a_reader_is_slow() -> None:
         reader.sendall(b"GET /metrics HTTP/1.1\r\nHost:")
         running.process.send_signal(signal.SIGTERM)
         assert running.process.wait(timeout=5) == 0
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])
+def test_it_ends_while_one_of_its_addresses_is_waited_for(how: signal.Signals) -> None:
+    """The metrics are served, the page's port is somebody else's for now; the second signal finds nothing to do."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        page = f"--web.page-address=127.0.0.1:{taken.getsockname()[1]}"
+        with sidecar("--never-exit", page, VLLM_SIDECAR_URL="http://127.0.0.1:9") as running:
+            eventually(lambda: "cannot listen" in running.log())
+            running.process.send_signal(how)
+            running.process.send_signal(how)
+            assert running.process.wait(timeout=5) == 0
+            assert "Traceback" not in running.log()
+
+
+async def test_sigterm_is_heard_while_the_web_config_is_being_renewed() -> None:
+    """The old server says farewell for up to a second; what is told then is told to the next one too."""
+    listening = bind("127.0.0.1:0")
+    port = listening.getsockname()[1]
+    web = Web(None)
+    one = Site("", Guard(create_app(App()), web), web)
+    serving = asyncio.create_task(one.serve(listening))
+    async with httpx.AsyncClient() as reader, asyncio.timeout(20):
+        assert (await reader.get(f"http://127.0.0.1:{port}/-/healthy")).status_code == 200
+        one.renew()
+        await asyncio.sleep(0)
+        signal.raise_signal(signal.SIGTERM)
+        await serving
+    with pytest.raises(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
+        pass
+
+
+def test_sighup_has_the_files_read_again(tmp_path: Path) -> None:
+    """As operators of Prometheus are used to; a process that does not handle it would be ended by it."""
+    web = tmp_path / "web.yaml"
+    web.write_text("{}")
+    with sidecar(f"--web.config.file={web}", VLLM_SIDECAR_URL="http://127.0.0.1:9") as running:
+        running.process.send_signal(signal.SIGHUP)
+        eventually(lambda: "web config reloaded" in running.log())
+        assert "settings reloaded" in running.log()
+        eventually(running.serves)
+        assert running.process.poll() is None
 
 
 def as_pid_1(*command: str, resolver: Path | None = None) -> subprocess.Popen[bytes]:

@@ -351,3 +351,40 @@ async def test_a_config_map_is_replaced_by_swapping_a_link(tmp_path: Path) -> No
     assert reloader.changed()
     assert load(file).gpu_hour_dollars == 2.0
     assert not reloader.changed()
+
+
+def watched(file: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Reloader, list[bytes | None]]:
+    """A reloader of a file that has been seen to stand still, and what it reads of it from then on."""
+    reloader = Reloader(lambda: load(file), BadSettingsError, file)
+    reloader.changed()
+    read: list[bytes | None] = []
+    content = reloader._content_now
+
+    def counted() -> bytes | None:
+        read.append(content())
+        return read[-1]
+
+    monkeypatch.setattr(reloader, "_content_now", counted)
+    return reloader, read
+
+
+def test_a_file_that_does_not_change_is_not_read(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is looked at once a second for months. After an edit it is read twice, then rests."""
+    file.write_text("gpu_hour_dollars: 1")
+    reloader, read = watched(file, monkeypatch)
+    assert [reloader.changed() for _ in range(5)] == [False] * 5
+    assert read == []
+    file.write_text("gpu_hour_dollars: 22")
+    assert [reloader.changed() for _ in range(5)] == [True, False, False, False, False]
+    assert read == [b"gpu_hour_dollars: 22"] * 2
+
+
+def test_a_second_edit_in_the_same_second_is_seen(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a file system whose times are whole seconds, both edits leave the same version; of the same length."""
+    file.write_text("gpu_hour_dollars: 1")
+    reloader, _ = watched(file, monkeypatch)
+    monkeypatch.setattr("exporter.serve.file_version", lambda path: "the same second")
+    for price in (2, 3):
+        file.write_text(f"gpu_hour_dollars: {price}")
+        assert reloader.changed()
+    assert not reloader.changed()

@@ -11,9 +11,10 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from exporter.cli import main
 from exporter.schema import Scrape
-from exporter.tls import client_context
+from exporter.tls import client_context, file_version
 from exporter.webconfig import BadWebConfigError, Web, read_web_config
 from tests.certificates import Authority, Pair
+from tests.sidecar import eventually
 from tests.sites import site
 
 SECRET = "correct horse"
@@ -115,6 +116,19 @@ def test_a_file_that_turns_invalid_leaves_the_last_good_one_in_force(tmp_path: P
     with pytest.raises(BadWebConfigError):
         never.load()
     assert "not a bcrypt hash" in str(never.refused)
+
+
+def test_a_file_that_may_now_be_read_has_changed(tmp_path: Path) -> None:
+    """A key mounted with the wrong mode is mended without a byte of it, or its time of writing, being another."""
+    path = written(tmp_path, "basic_auth_users: {}")
+    path.chmod(0)
+    before = file_version(path)
+
+    def allowed() -> bool:
+        path.chmod(0o600)
+        return file_version(path) != before
+
+    eventually(allowed)  # within a tick of the file system's clock it cannot be told
 
 
 async def test_tls_client_certificates_and_rotation(authority: Authority, tmp_path: Path) -> None:
