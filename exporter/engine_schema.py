@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from exporter.files import read_file
 from exporter.hardware import PROFILES, HardwareProfile, hardware_profile
 from exporter.model_geometry import (
     BYTES_PER_ELEMENT,
@@ -19,6 +20,7 @@ from exporter.model_geometry import (
 from exporter.schema_types import Count, Efficiency, NotNegative, Positive, ReadableFile, Strict
 from exporter.speculation import Objective
 
+MAX_CONFIG_BYTES = 16 * 2**20
 NumberFormat = Literal["bf16", "fp16", "fp8", "int8", "int4", "fp4"]
 
 
@@ -95,9 +97,9 @@ class Model(Strict):
 
     def _from_file(self) -> ModelGeometry:
         try:
-            config = json.loads(self.config_file.read_bytes() if self.config_file else b"")
+            config = json.loads(read_file(self.config_file, MAX_CONFIG_BYTES) if self.config_file else b"")
             fields = dict(config)
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, RecursionError) as error:
             raise ValueError(f"{self.config_file} is not a JSON object: {error}") from None
         return geometry_from_config(fields, weights=self.weights, kv_cache=self.kv_cache)
 

@@ -5,15 +5,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
 from pydantic import ValidationError
 
 from exporter.aside import aside
+from exporter.files import parse_yaml, read_file
 from exporter.schema import Config, TargetConfig, merge, shared_settings
 from exporter.tls import file_version
 
 SETTING_LABEL = "__sidecar_"
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+MAX_BYTES = 16 * 2**20
 
 
 class BadSourceError(ValueError):
@@ -39,9 +39,9 @@ def parse_file_sd(content: bytes, config: Config) -> list[TargetConfig]:
     """
     try:
         # JSON is a subset, but for tabs and for speed.
-        groups = json.loads(content) if content.lstrip()[:1] == b"[" else yaml.load(content, _LOADER)  # noqa: S506
-    except (ValueError, yaml.YAMLError) as error:
-        raise BadSourceError(f"neither JSON nor YAML: {getattr(error, 'problem', None) or error}") from None
+        groups = json.loads(content) if content.lstrip()[:1] == b"[" else parse_yaml(content)
+    except (ValueError, RecursionError) as error:
+        raise BadSourceError(f"neither JSON nor YAML: {error}") from None
     if not isinstance(groups, list):
         raise BadSourceError("not a list of groups")
     return [
@@ -121,7 +121,7 @@ class Files:
             stamp = file_version(path)
             if self._stamps.get(path) == stamp:
                 return
-            self._found[path] = await aside(lambda: parse_file_sd(path.read_bytes(), config))
+            self._found[path] = await aside(lambda: parse_file_sd(read_file(path, MAX_BYTES), config))
         except OSError as error:
             self.missing = self.missing or isinstance(error, FileNotFoundError)
             self._stamps.pop(path, None)

@@ -8,6 +8,8 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from exporter.files import open_file
+
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -17,7 +19,7 @@ Efficiency = Annotated[float, Field(gt=0, le=1)]
 
 def _readable(path: Path) -> Path:
     try:
-        with path.open("rb"):
+        with open_file(path):
             return path
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from None

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from exporter.app import Sidecar, create_app
 from exporter.aside import aside
+from exporter.files import read_file
 from exporter.guard import App, Guard, Rate
 from exporter.http_server import Server, bind, ended_by_signals, server_of
 from exporter.schema import Config
@@ -22,7 +23,6 @@ from exporter.webconfig import BadWebConfigError, Web
 log = logging.getLogger("exporter.serve")
 
 FILES_CHECKED_EVERY_SECONDS = 1.0
-WATCHED_BYTES = 2**20
 BIND_AGAIN_SECONDS = 5.0
 
 
@@ -67,10 +67,7 @@ class Reloader:
 
     def _content_now(self) -> bytes | None:
         try:
-            if self._path is None or not self._path.is_file():
-                return None
-            with self._path.open("rb") as file:
-                return file.read(WATCHED_BYTES)
+            return None if self._path is None else read_file(self._path)
         except OSError:
             return None
 

@@ -8,15 +8,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict, SettingsError
 
+from exporter.files import NotYamlError, parse_yaml, read_file
 from exporter.schema import Config, merge
 
 ENV_PREFIX = "VLLM_SIDECAR_"
-MAX_FILE_BYTES = 2**20
-"""A larger file is a wrong path, such as that of a model, and would not fit a sidecar's memory."""
 
 _KUBERNETES_SERVICE = re.compile(
     r"(\w+_)?(SERVICE_HOST=.*|SERVICE_PORT(_\w+)?=\d+|PORT(_\d+_(TCP|UDP|SCTP))?=\w+://.*"
@@ -54,23 +52,17 @@ def load(path: Path | None = None, **flags: Any) -> Config:
         raise BadSettingsError("; ".join(_line(each) for each in error.errors())) from None
     except SettingsError as error:
         raise BadSettingsError(str(error)) from None
+    except RecursionError:  # YAML can refer to what it is part of
+        raise BadSettingsError(f"{path} holds itself") from None
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        if path.exists() and not path.is_file():
-            raise BadSettingsError(f"{path} is not a regular file")
-        with path.open("rb") as file:
-            text = file.read(MAX_FILE_BYTES + 1)
-        if len(text) > MAX_FILE_BYTES:
-            raise BadSettingsError(f"{path} is larger than {MAX_FILE_BYTES} bytes")
-        content = yaml.safe_load(text)
+        content = parse_yaml(read_file(path))
     except OSError as error:
         raise BadSettingsError(f"cannot read {path}: {error.strerror}") from None
-    except (yaml.YAMLError, ValueError) as error:  # bytes that are no text, the 31st of February
-        raise BadSettingsError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
-    except RecursionError:
-        raise BadSettingsError(f"{path} nests too deep") from None
+    except NotYamlError as error:
+        raise BadSettingsError(f"{path} is not YAML: {error}") from None
     if content is None:
         return {}
     if not isinstance(content, dict):

@@ -5,9 +5,9 @@ import ssl
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-import yaml
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
+from exporter.files import NotYamlError, open_file, parse_yaml, read_file
 from exporter.schema_types import Strict
 from exporter.tls import STRENGTH, file_version, problem
 
@@ -121,13 +121,11 @@ def read_web_config(path: Path) -> WebConfig:
         BadWebConfigError: unreadable, not YAML, an unknown key, or a value that cannot be.
     """
     try:
-        content = yaml.safe_load(path.read_text())
+        content = parse_yaml(read_file(path))
     except OSError as error:
         raise BadWebConfigError(f"cannot read {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        # Not the error's own text, which quotes the file.
-        where = getattr(error, "problem_mark", None)
-        raise BadWebConfigError(f"{path} is not YAML" + (f": line {where.line + 1}" if where else "")) from None
+    except NotYamlError as error:
+        raise BadWebConfigError(f"{path} is not YAML" + (f": {error.where}" if error.where else "")) from None
     try:
         config = WebConfig.model_validate({} if content is None else content)
     except ValidationError as error:
@@ -158,7 +156,7 @@ def server_context(tls: TlsServer) -> ssl.SSLContext:
     try:
         for path in (tls.cert_file, tls.key_file):
             file_version(path)
-            path.open("rb").close()
+            open_file(path).close()
         context.load_cert_chain(tls.cert_file, tls.key_file, password="")
     except OSError as error:
         where = getattr(error, "filename", None) or f"{tls.cert_file} with {tls.key_file}"

@@ -73,7 +73,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--web.listen-address=:65536"], "listen_address: ':65536' is not HOST:PORT, :PORT or [IPV6]:PORT"),
         (["--web.listen-address=192.0.2.1:1"], "cannot listen on 192.0.2.1:1: Cannot assign requested address"),
         (["--config.file=/nonexistent.yaml"], "cannot read /nonexistent.yaml: No such file or directory"),
-        (["--config.check", "--config.file=/dev"], "/dev is not a regular file"),
+        (["--config.check", "--config.file=/dev"], "cannot read /dev: not a regular file"),
         (["replay", "/nonexistent"], "cannot read /nonexistent: No such file or directory"),
         (["replay", __file__], f"{__file__}: line 1 is not '# scrape <unix seconds> 200'"),
         (["replay", "--loop=0", "x"], "--loop must be 1 or more"),

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import os
 import struct
 from pathlib import Path
 
@@ -68,6 +69,9 @@ def test_settings_of_a_target_come_with_its_labels() -> None:
     ("content", "told"),
     [
         (b"[{]", "neither JSON nor YAML"),
+        (b"[" * 100_000, "neither JSON nor YAML"),
+        (b"- " * 100_000, "neither JSON nor YAML"),
+        (b"- targets: [2026-02-31]", "neither JSON nor YAML"),
         (b"targets: []", "not a list of groups"),
         (b"- labels: {}", "group 1 has no list of targets"),
         (b'[{"targets": ["a:1"], "labelz": {}}]', "group 1: unknown key labelz"),
@@ -78,6 +82,7 @@ def test_settings_of_a_target_come_with_its_labels() -> None:
         (b'[{"targets": ["a:1"], "labels": {"__sidecar_scrape__bearer_token_file": "/etc/shadow"}}]', "cannot be set"),
         (b'[{"targets": ["a:1"], "labels": {"__scheme__": "file"}}]', "group 1: url"),
     ],
+    ids=lambda value: repr(value)[:60],
 )
 def test_an_invalid_file_is_told_in_one_line(content: bytes, told: str) -> None:
     with pytest.raises(BadSourceError, match=r"^[^\n]*$") as refused:
@@ -105,6 +110,15 @@ async def test_files_are_read_again_on_change_and_keep_the_last_good_targets(tmp
     one.unlink()
     assert await discovery.refresh(4.0)
     assert [target.label for target in discovery.targets()] == ["10.0.0.2:8000"]
+
+
+async def test_a_pipe_among_the_files_holds_up_nobody(tmp_path: Path) -> None:
+    """It would be waited for in one of the two threads that also compress what Prometheus reads."""
+    os.mkfifo(tmp_path / "a.json")
+    (tmp_path / "b.json").write_text(json.dumps([group("10.0.0.1:8000")]))
+    discovery, targets = await found(settings(file_sd=[tmp_path / "*.json"]))
+    assert [target.label for target in targets] == ["10.0.0.1:8000"]
+    assert not discovery.views()[0].valid
 
 
 async def test_a_file_that_goes_leaves_its_targets_and_is_told_once(

@@ -17,6 +17,7 @@ NEUTRAL = frozenset(
         "snapshot",
         "schema",
         "schema_types",
+        "files",
         "engine_schema",
         "catalogue",
         "hardware",

@@ -94,8 +94,8 @@ OVERLAP = "targets x and y overlap: the same engines of http://a:1"
         (f"scrape: {{ca_file: {NO_SUCH}}}", f"scrape.ca_file: {CANNOT_READ}"),
         (f"scrape: {{cert_file: {NO_SUCH}, key_file: {NO_SUCH}}}",
          f"scrape.cert_file: {CANNOT_READ}; scrape.key_file: {CANNOT_READ}"),
-        ("scrape: {cert_file: /dev/null}", "scrape: cert_file and key_file go together"),
-        ("scrape: {bearer_token_file: /}", "scrape.bearer_token_file: cannot read /: Is a directory"),
+        (f"scrape: {{cert_file: {__file__}}}", "scrape: cert_file and key_file go together"),
+        ("scrape: {bearer_token_file: /}", "scrape.bearer_token_file: cannot read /: not a regular file"),
         ("scrape: {interval_seconds: 0}", "scrape.interval_seconds: Input should be greater than or equal to 0.2"),
         ("engines: ['0', '0']", "engines lists an engine twice"),
         ("targets: [{url: http://a:1}, {url: http://a:1}]", "two targets are called a:1; give them a name each"),
@@ -146,16 +146,41 @@ def test_bytes_that_are_no_text(file: Path) -> None:
 
 def test_a_file_that_nests_without_end(file: Path) -> None:
     """Python's stack is not the reader's business."""
-    file.write_text("[" * 5000)
-    assert refusal(file) == f"{file} nests too deep"
+    for nesting in ("[", "- ", "? ", "{a: "):
+        file.write_text(nesting * 50_000)
+        assert refusal(file).startswith(f"{file} is not YAML: ")
+
+
+@pytest.mark.parametrize("text", ["url: &a [*a]", "slo: &a {ttft_seconds: *a}\ntargets: [{slo: *a}]"])
+def test_a_file_that_holds_itself(file: Path, text: str) -> None:
+    """YAML can refer to what it is part of."""
+    file.write_text(text)
+    assert refusal(file)
 
 
 def test_a_file_that_is_no_settings_file(tmp_path: Path, file: Path) -> None:
     """A folder, a device that never ends, the weights of a model."""
-    assert refusal(tmp_path) == f"{tmp_path} is not a regular file"
-    assert refusal(Path("/dev/zero")) == "/dev/zero is not a regular file"
+    assert refusal(tmp_path) == f"cannot read {tmp_path}: not a regular file"
+    assert refusal(Path("/dev/zero")) == "cannot read /dev/zero: not a regular file"
     file.write_bytes(b"#" * (2**20 + 1))
-    assert refusal(file) == f"{file} is larger than 1048576 bytes"
+    assert refusal(file) == f"cannot read {file}: larger than 1048576 bytes"
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "scrape: {{bearer_token_file: {pipe}}}",
+        "scrape: {{ca_file: {pipe}}}",
+        "scrape: {{cert_file: {pipe}, key_file: {pipe}}}",
+        "model: {{config_file: {pipe}}}",
+        "web_config_file: {pipe}",
+    ],
+)
+def test_a_pipe_is_not_waited_for(file: Path, tmp_path: Path, setting: str) -> None:
+    """Opening one that nobody writes to would hold up the start, or with a changed file every scrape, for good."""
+    os.mkfifo(pipe := tmp_path / "pipe")
+    file.write_text(setting.format(pipe=pipe))
+    assert f"cannot read {pipe}: not a regular file" in refusal(file)
 
 
 def test_a_file_that_is_a_list(file: Path) -> None:

@@ -51,7 +51,11 @@ def tls_text(pair: Pair, more: str = "") -> str:
         (f"basic_auth_users: {{ann: {HASH.replace('$04$', '$31$')}}}", "the cost of the bcrypt hash"),
         ("- a list", "file: Input should be"),
         ("basic_auth_users: {ann: 'correct horse", "is not YAML: line 1"),
+        ("basic_auth_users: {ann: 2026-02-31}", "is not YAML"),
+        ("[" * 5000, "is not YAML: line 1"),
+        ("#" * (2**20 + 1), "larger than 1048576 bytes"),
     ],
+    ids=lambda value: value[:40],
 )
 def test_what_cannot_be_is_refused_in_a_line_that_repeats_no_secret(tmp_path: Path, text: str, told: str) -> None:
     """Unknown keys of the shared format are refused too: who sets them counts on them."""
