@@ -23,6 +23,8 @@ OK, BAD = 0, 2
 
 ENDING = {"record", "replay", "demo", "--config.check"}
 """Arguments that make a run which ends by itself, whether or not the sidecar is never to exit."""
+KEPT = ("--web.listen-address=", "--web.config.file=")
+"""What holds of arguments of which another is wrong: who is told of it reads it where, and as, they are used to."""
 LAB = {
     "simulate": "serve a simulated vLLM engine",
     "load": "put open-loop load on an OpenAI-compatible server",
@@ -64,7 +66,7 @@ def _parsed(arguments: list[str]) -> argparse.Namespace:
     except BadSettingsError as error:
         if not _never_exit("--never-exit" in arguments) or ENDING & set(arguments):
             raise
-        options = _parser().parse_args([each for each in arguments if each.startswith("--web.listen-address=")])
+        options = _parser().parse_args([each for each in arguments if each.startswith(KEPT)])
         options.wrong = str(error)
         options.never_exit = True
         return options
@@ -142,12 +144,14 @@ def _serve(options: argparse.Namespace) -> int:
     never_exit = _never_exit(options.never_exit)
     try:
         config = _settings(options)
+        web = Web(config.web_config_file)
     except BadSettingsError:
         if options.config_check or not never_exit:
             raise
         config = _fallback(options)
+        web_config_file = options.web_config_file or os.environ.get(f"{ENV_PREFIX}WEB_CONFIG_FILE")
+        web = Web(Path(web_config_file) if web_config_file else None)
     never_exit = never_exit or config.never_exit
-    web = Web(config.web_config_file)
     if not never_exit or options.config_check:
         _check_start(config)
     try:

@@ -24,6 +24,7 @@ log = logging.getLogger("exporter.serve")
 
 FILES_CHECKED_EVERY_SECONDS = 1.0
 BIND_AGAIN_SECONDS = 5.0
+ONLY_PROBES = "only probes are served"
 
 
 class Reloader:
@@ -102,8 +103,8 @@ async def serve(config: Config, reloader: Reloader, web: Web, sockets: Mapping[s
     sidecar = Sidecar()
     sidecar.web_config_valid = web.refused is None
     if web.refused is not None:
-        log.error("web config refused, only probes are served", extra={"fields": {"reason": web.refused}})
-    reloader.apply(sidecar)
+        log.error("web config refused, %s", ONLY_PROBES, extra={"fields": {"reason": web.refused}})
+    _apply(reloader, sidecar, web)
     main, page = config.listen_address, config.served_page_address
     rate = Rate()
     sites = [Site(main, Guard(create_app(sidecar, page=page == main), web, rate), web)]
@@ -149,11 +150,17 @@ async def _watch_files(reloader: Reloader, web: Web, sidecar: Sidecar, sites: Se
         await asyncio.sleep(FILES_CHECKED_EVERY_SECONDS)
         try:
             if reloader.changed() or not sidecar.config_valid:
-                reloader.apply(sidecar)
+                _apply(reloader, sidecar, web)
             if web.changed():
                 await _reload_web(web, sidecar, sites)
         except Exception:  # whatever it is, changes must go on being seen
             log.exception("reading files again failed inside the sidecar")
+
+
+def _apply(reloader: Reloader, sidecar: Sidecar, web: Web) -> None:
+    reloader.apply(sidecar)
+    if sidecar.config is not None:  # it may be the first that is valid, and name users that nobody knew of
+        web.use(sidecar.config.web_config_file)
 
 
 async def _reload_web(web: Web, sidecar: Sidecar, sites: Sequence["Site"]) -> None:
@@ -161,7 +168,8 @@ async def _reload_web(web: Web, sidecar: Sidecar, sites: Sequence["Site"]) -> No
         await aside(web.load)
     except BadWebConfigError as error:
         sidecar.web_config_valid = False
-        log.error("web config refused, the last good one stays in force", extra={"fields": {"reason": str(error)}})
+        consequence = "the last good one stays in force" if web.refused is None else ONLY_PROBES
+        log.error("web config refused, %s", consequence, extra={"fields": {"reason": str(error)}})
         return
     sidecar.web_config_valid = True
     log.info("web config reloaded")

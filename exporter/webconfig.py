@@ -73,17 +73,22 @@ class Web:
         self.context: ssl.SSLContext | None = None
         self.refused: str | None = None if path is None else "not read yet"
 
+    def use(self, path: Path | None) -> None:
+        """Another file is to be read from now on. Where there was none, nothing is served before that is done."""
+        if path != self._path:
+            if self._path is None:
+                self.refused = "not read yet"
+            self._path, self._named, self._stamp = path, (), None
+
     def load(self) -> None:
         """Read the file.
 
         Raises:
             BadWebConfigError: it cannot be used; what was in force stays so.
         """
-        if self._path is None:
-            return
         self._stamp = self._now()
         try:
-            config = read_web_config(self._path)
+            config = WebConfig() if self._path is None else read_web_config(self._path)
             context = None
             if config.tls_server_config is not None:
                 tls = config.tls_server_config
@@ -102,11 +107,11 @@ class Web:
 
     def changed(self) -> bool:
         """Whether a file is another than when it was last read."""
-        return self._path is not None and self._now() != self._stamp
+        return self._now() != self._stamp
 
     def _now(self) -> list[object]:
         found: list[object] = []
-        for path in (self._path, *self._named):
+        for path in (self._path, *self._named):  # no path has one version
             try:
                 found.append(file_version(path))
             except OSError as error:

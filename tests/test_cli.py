@@ -1,5 +1,6 @@
 """The command line: one line on standard error and exit code 2, or, where told to, a sidecar that stays alive."""
 
+import contextlib
 import json
 import os
 import re
@@ -9,7 +10,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import bcrypt
 import httpx
 import pytest
 
@@ -217,6 +220,30 @@ def test_never_exit_serves_that_the_settings_are_bad(
         file.write_text("url: http://127.0.0.1:9\n")
         eventually(lambda: exported(served, "config_valid") == 1.0)
         assert httpx.get(f"{served.url}/-/ready").status_code == 200
+
+
+@pytest.mark.parametrize("by", ["flag", "file"])
+def test_never_exit_lets_nobody_in_whom_the_settings_keep_out(tmp_path: Path, by: str) -> None:
+    """Settings that are refused at the start, and good later: by then at the latest users are asked for a password."""
+    web, file = tmp_path / "web.yaml", tmp_path / "sidecar.yaml"
+    web.write_text(f"basic_auth_users: {{ann: {bcrypt.hashpw(b'secret', bcrypt.gensalt(4)).decode()}}}")
+    good = "url: http://127.0.0.1:9\n" + (f"web_config_file: {web}\n" if by == "file" else "")
+    file.write_text(good + "gpu_hour_dollars: -1\n")
+    flags = [f"--web.config.file={web}"] if by == "flag" else []
+    with sidecar("--never-exit", f"--config.file={file}", *flags) as served:
+
+        def status(path: str, **more: Any) -> int | None:
+            with contextlib.suppress(httpx.TransportError):  # a connection that the renewal ends
+                return httpx.get(f"{served.url}{path}", **more).status_code
+            return None
+
+        if by == "flag":
+            assert status("/metrics") == 401
+        file.write_text(good)
+        eventually(lambda: status("/-/ready") == 200)
+        assert status("/api/v1/config") in (None, 401, 503)
+        eventually(lambda: status("/api/v1/config", auth=("ann", "secret")) == 200)
+        assert status("/api/v1/config") == 401
 
 
 def test_never_exit_waits_for_its_port(unused_tcp_port: int) -> None:

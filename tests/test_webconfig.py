@@ -122,6 +122,27 @@ def test_a_file_that_turns_invalid_leaves_the_last_good_one_in_force(tmp_path: P
     assert "not a bcrypt hash" in str(never.refused)
 
 
+def test_another_file_is_in_force_when_it_has_been_read(tmp_path: Path) -> None:
+    """Settings that become valid late name users of whom nobody knew: nobody is let in before they are known."""
+    path, broken = written(tmp_path, f"basic_auth_users: {{ann: {HASH}}}"), tmp_path / "broken.yaml"
+    broken.write_text("{")
+    web = Web(None)
+    web.load()
+    assert (web.refused, web.changed()) == (None, False)
+    web.use(path)
+    assert web.refused is not None
+    assert web.changed()
+    web.load()
+    assert (web.users, web.refused, web.changed()) == ({"ann": HASH}, None, False)
+    web.use(broken)
+    with pytest.raises(BadWebConfigError):
+        web.load()
+    assert (web.users, web.refused) == ({"ann": HASH}, None)
+    web.use(None)
+    web.load()
+    assert (web.users, web.refused, web.changed()) == ({}, None, False)
+
+
 def test_a_file_that_may_now_be_read_has_changed(tmp_path: Path) -> None:
     """A key mounted with the wrong mode is mended without a byte of it, or its time of writing, being another."""
     path = written(tmp_path, "basic_auth_users: {}")
