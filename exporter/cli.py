@@ -21,7 +21,7 @@ from exporter.settings import ENV_PREFIX, BadSettingsError, load
 
 OK, BAD = 0, 2
 
-ENDING = {"record", "replay", "demo", "--config.check"}
+ENDING = {"record", "replay", "check", "demo", "--config.check"}
 """Arguments that make a run which ends by itself, whether or not the sidecar is never to exit."""
 KEPT = ("--web.listen-address=", "--web.config.file=")
 """What holds of arguments of which another is wrong: who is told of it reads it where, and as, they are used to."""

@@ -141,6 +141,15 @@ def test_config_check_ends_though_never_to_exit(capsys: pytest.CaptureFixture[st
     refusal(capsys, "--never-exit", "--config.check", *arguments)
 
 
+def test_no_command_becomes_a_sidecar(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a container whose environment says never to exit, a command with a wrong argument still ends."""
+    commands = re.findall(r"'(\w+)'", refusal(capsys, "start").partition("choose from ")[2])
+    assert {"record", "replay", "check", "demo"} <= set(commands)
+    monkeypatch.setenv("VLLM_SIDECAR_NEVER_EXIT", "true")
+    for command in commands:
+        assert "--bogus" in refusal(capsys, command, "--bogus", "x")
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     """The package's version, and the Python it runs on."""
     with pytest.raises(SystemExit) as ended:
