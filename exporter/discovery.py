@@ -10,15 +10,17 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+from pydantic import ValidationError
+
 from exporter.file_sd import Answer, BadSourceError, Files
 from exporter.schema import Config, DnsSource, TargetConfig, merge, overlap, shared_settings
+from exporter.schema_types import in_words
 from exporter.signals.view import SourceView
 
 log = logging.getLogger("exporter.discovery")
 
 CHECKED_EVERY_SECONDS = 2.0
 ASKING_SECONDS = 5.0
-
 
 Ask = Callable[[Config], Awaitable[Answer]]
 
@@ -27,19 +29,18 @@ async def resolve(source: DnsSource, config: Config) -> list[TargetConfig]:
     """The targets behind a name.
 
     Raises:
-        BadSourceError: it does not resolve.
+        BadSourceError: it does not resolve, or a target cannot be as what is found and set for it says.
     """
     addresses = await (_srv(source.name) if source.type == "SRV" else _addresses(source))
     settings = merge(shared_settings(config), source.settings)
     if source.scheme == "https" and source.type != "SRV":
         # No certificate names a pod's address.
         settings = merge({"scrape": {"server_name": source.name}}, settings)
-    return [
-        TargetConfig.model_validate(
-            {**settings, "url": f"{source.scheme}://{f'[{host}]' if ':' in host else host}:{port}"}
-        )
-        for host, port in addresses
-    ]
+    urls = [f"{source.scheme}://{f'[{host}]' if ':' in host else host}:{port}" for host, port in addresses]
+    try:
+        return [TargetConfig.model_validate({**settings, "url": url}) for url in urls]
+    except ValidationError as error:
+        raise BadSourceError(in_words(error)) from None
 
 
 async def _addresses(source: DnsSource) -> list[tuple[str, int]]:
@@ -59,7 +60,9 @@ async def _srv(name: str) -> list[tuple[str, int]]:
         answer = await asyncresolver.resolve(name, "SRV", lifetime=10.0)
     except (exception.DNSException, OSError) as error:
         raise BadSourceError(str(error).splitlines()[0] if str(error) else type(error).__name__) from None
-    return sorted({(str(record.target).rstrip("."), int(record.port)) for record in answer})
+    # A dot for a host says that there is none (RFC 2782).
+    found = {(str(record.target).rstrip("."), int(record.port)) for record in answer}
+    return sorted((host, port) for host, port in found if host)
 
 
 @dataclass(slots=True)
@@ -108,12 +111,16 @@ class Discovery:
 
     async def _ask(self, source: _Source, now: float) -> bool:
         source.due_at = now + source.every_seconds
+        fields: dict[str, object] = {"source": source.name}
         try:
             async with asyncio.timeout(ASKING_SECONDS):
                 answer = await source.ask(self._config)
         except TimeoutError:
             answer = Answer(None, f"no answer within {ASKING_SECONDS:g} s")
-        fields: dict[str, object] = {"source": source.name}
+        except Exception as error:  # whatever it is, what the other sources say must come through
+            answer = Answer(None, f"the sidecar failed: {error!r}")
+            if source.problem != answer.problem:
+                log.exception("a source failed inside the sidecar", extra={"fields": fields})
         if answer.problem is not None and source.problem != answer.problem:
             log.warning(
                 "targets cannot be found, the last ones stay", extra={"fields": {**fields, "reason": answer.problem}}

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from exporter.aside import aside
 from exporter.files import parse_yaml, read_file
 from exporter.schema import Config, TargetConfig, merge, shared_settings
+from exporter.schema_types import in_words
 from exporter.tls import file_version
 
 SETTING_LABEL = "__sidecar_"
@@ -66,7 +67,7 @@ def _group(group: object, where: str, config: Config) -> list[TargetConfig]:
             TargetConfig.model_validate({**settings, "url": f"{scheme}://{address}"}) for address in group["targets"]
         ]
     except ValidationError as error:
-        raise BadSourceError(f"{where}: {_first(error)}") from None
+        raise BadSourceError(f"{where}: {in_words(error)}") from None
 
 
 def _settings(labels: dict[str, str], where: str, config: Config) -> dict[str, Any]:
@@ -85,11 +86,6 @@ def _settings(labels: dict[str, str], where: str, config: Config) -> dict[str, A
         own = merge(own, nested)
     passed = {name: labels[label] for label, name in config.discovery.labels.items() if label in labels}
     return merge(shared_settings(config), {**own, "labels": passed})
-
-
-def _first(error: ValidationError) -> str:
-    found = error.errors()[0]
-    return f"{'.'.join(str(part) for part in found['loc'])}: {found['msg'].removeprefix('Value error, ')}"
 
 
 class Files:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from exporter.files import open_file
 
@@ -26,6 +26,18 @@ def _readable(path: Path) -> Path:
 
 
 ReadableFile = Annotated[Path, AfterValidator(_readable)]
+
+
+def in_words(error: ValidationError) -> str:
+    """What is wrong, as one line: ``slo.ttft_seconds: Input should be greater than 0``. Values are not repeated."""
+    return "; ".join(
+        ": ".join(filter(None, (".".join(map(str, each["loc"])), _message(each["type"], each["msg"]))))
+        for each in error.errors(include_input=False, include_url=False)
+    )
+
+
+def _message(kind: str, text: str) -> str:
+    return "unknown setting" if kind == "extra_forbidden" else text.removeprefix("Value error, ")
 
 
 class Strict(BaseModel):

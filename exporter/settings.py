@@ -13,6 +13,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDic
 
 from exporter.files import NotYamlError, parse_yaml, read_file
 from exporter.schema import Config, merge
+from exporter.schema_types import in_words
 
 ENV_PREFIX = "VLLM_SIDECAR_"
 
@@ -49,7 +50,7 @@ def load(path: Path | None = None, **flags: Any) -> Config:
         environment = EnvSettingsSource(_Environment)()
         return Config.model_validate(merge(merge(_read(path) if path else {}, environment), given))
     except ValidationError as error:
-        raise BadSettingsError("; ".join(_line(each) for each in error.errors())) from None
+        raise BadSettingsError(in_words(error)) from None
     except SettingsError as error:
         raise BadSettingsError(str(error)) from None
     except RecursionError:  # YAML can refer to what it is part of
@@ -77,11 +78,3 @@ def _refuse_unknown_environment() -> None:
             continue
         if rest.split("__")[0].lower() not in Config.model_fields:
             raise BadSettingsError(f"{name}: unknown setting")
-
-
-def _line(error: Any) -> str:
-    where = ".".join(str(part) for part in error["loc"])
-    message = error["msg"].removeprefix("Value error, ")
-    if error["type"] == "extra_forbidden":
-        message = "unknown setting"
-    return f"{where}: {message}" if where else str(message)

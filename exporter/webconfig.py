@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from exporter.files import NotYamlError, open_file, parse_yaml, read_file
-from exporter.schema_types import Strict
+from exporter.schema_types import Strict, in_words
 from exporter.tls import STRENGTH, file_version, problem
 
 MAX_BCRYPT_COST = 14
@@ -134,10 +134,7 @@ def read_web_config(path: Path) -> WebConfig:
     try:
         config = WebConfig.model_validate({} if content is None else content)
     except ValidationError as error:
-        found = error.errors(include_input=False, include_url=False)[0]
-        unknown = found["type"] == "extra_forbidden"
-        message = "unknown or unsupported key" if unknown else found["msg"].removeprefix("Value error, ")
-        raise BadWebConfigError(f"{path}: {'.'.join(map(str, found['loc'])) or 'file'}: {message}") from None
+        raise BadWebConfigError(f"{path}: {in_words(error)}") from None
     if config.tls_server_config is None:
         return config
     tls = config.tls_server_config

@@ -190,10 +190,41 @@ async def test_a_name_that_does_not_resolve_is_told_and_asked_again() -> None:
     assert inner.due_at == 30.0
 
 
-class NameServer(asyncio.DatagramProtocol):
-    """Answers every question with two SRV records, RFC 2782: priority, weight, port, host."""
+async def test_a_source_that_fails_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One whose token is gone for a moment, one that hits a fault of ours: told once, and the file is still read."""
+    path, token = tmp_path / "t.json", tmp_path / "token"
+    path.write_text("[]")
+    token.write_text("secret")
+    with_token = {"name": "localhost", "port": 8000, "settings": {"scrape": {"bearer_token_file": str(token)}}}
+    config = settings(dns=[with_token, {"name": "x.test", "type": "SRV"}], file_sd=[path], dns_refresh_seconds=1)
 
-    RECORDS = ((0, 0, 8001, b"\x05vllm1\x04test\x00"), (0, 0, 8000, b"\x05vllm0\x04test\x00"))
+    async def faulty(name: str) -> None:
+        raise ArithmeticError
+
+    monkeypatch.setattr("exporter.discovery._srv", faulty)
+    discovery, targets = await found(config)
+    assert [target.label for target in targets] == ["127.0.0.1:8000"]
+    token.unlink()
+    path.write_text(json.dumps([group("10.0.0.1:8000")]))
+    assert await discovery.refresh(60.0)
+    assert [target.label for target in discovery.targets()] == ["10.0.0.1:8000", "127.0.0.1:8000"]
+    assert [source.valid for source in discovery.views()] == [True, False, False]
+    reasons = [record.fields.get("reason") for record in caplog.records]  # type: ignore[attr-defined]
+    assert f"scrape.bearer_token_file: cannot read {token}: No such file or directory" in reasons
+    await discovery.refresh(120.0)
+    assert caplog.text.count("a source failed inside the sidecar") == 1
+
+
+class NameServer(asyncio.DatagramProtocol):
+    """Answers every question with SRV records, RFC 2782: priority, weight, port, host. One says that there is none."""
+
+    RECORDS = (
+        (0, 0, 8001, b"\x05vllm1\x04test\x00"),
+        (0, 0, 8000, b"\x05vllm0\x04test\x00"),
+        (0, 0, 0, b"\x00"),
+    )
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
