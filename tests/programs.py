@@ -20,6 +20,10 @@ def newer(name: str) -> str:
     return _found(name, shutil.which(name, path=str(TOOLS / "monitoring")))
 
 
+PROMETHEUS_VERSIONS = {"2.42": system, "3.5": newer}
+"""Which of the two finds the monitoring programs that come with a version of Prometheus."""
+
+
 def kubernetes(name: str) -> str:
     """Helm 4 or kubectl 1.37."""
     return _found(name, shutil.which(name, path=str(TOOLS / "kubernetes")))

@@ -12,7 +12,7 @@ from exporter import DEFAULT_PORT, cli
 from exporter.lab import load, simulate
 from exporter.schema_types import split_address
 from exporter.settings import load as load_settings
-from tests.programs import ROOT, newer, system
+from tests.programs import PROMETHEUS_VERSIONS, ROOT, newer
 
 COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
@@ -63,13 +63,14 @@ def test_engine_and_load_understand_their_flags() -> None:
     assert load.parser().parse_args(flags).url == "http://engine:8000"
 
 
-@pytest.mark.parametrize("promtool", [lambda: system("promtool"), lambda: newer("promtool")], ids=["2.42", "3.5"])
-def test_prometheus_takes_its_configuration_and_our_rules(promtool: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", PROMETHEUS_VERSIONS)
+def test_prometheus_takes_its_configuration_and_our_rules(version: str, tmp_path: Path) -> None:
     """Checked with the rules where the container has them; what it scrapes are services of this file."""
     config = mounts("prometheus")["/etc/prometheus/prometheus.yml"].read_text()
     file = tmp_path / "prometheus.yml"
     file.write_text(config.replace("/etc/prometheus/rules", str(mounts("prometheus")["/etc/prometheus/rules"])))
-    done = subprocess.run([promtool(), "check", "config", file], capture_output=True, text=True, check=False)
+    promtool = PROMETHEUS_VERSIONS[version]("promtool")
+    done = subprocess.run([promtool, "check", "config", file], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "rules found" in done.stdout
     targets = re.findall(r"targets: \[(.+)\]", config)

@@ -23,6 +23,7 @@ from exporter.serve import Site
 from exporter.webconfig import Web
 from tests.counting_engine import TOKENS_PER_SECOND, engine
 from tests.programs import ROOT, system
+from tests.prometheus import serving
 from tests.sidecar import ENVIRONMENT, Sidecar, eventually, free_port, sidecar
 
 QUICK = {"VLLM_SIDECAR_SCRAPE__INTERVAL_SECONDS": "0.2"}
@@ -206,42 +207,28 @@ scrape_configs:
 
 def test_a_restarted_sidecar_makes_no_spike_in_a_real_prometheus(tmp_path: Path) -> None:
     """The engine stands at 1e9 tokens and makes 100 a second; rate() over ours says so, through a restart of ours."""
-    engine_port, port, prometheus_port = free_port(), free_port(), free_port()
-    (tmp_path / "prometheus.yml").write_text(PROMETHEUS.format(target=f"127.0.0.1:{port}"))
-    command = [
-        system("prometheus"),
-        f"--config.file={tmp_path / 'prometheus.yml'}",
-        f"--storage.tsdb.path={tmp_path / 'data'}",
-        f"--web.listen-address=127.0.0.1:{prometheus_port}",
-        "--log.level=error",
-    ]
-
-    def asked(query: str) -> float | None:
-        try:
-            url = f"http://127.0.0.1:{prometheus_port}/api/v1/query"
-            result = httpx.get(url, params={"query": query}, timeout=5).json()["data"]["result"]
-        except httpx.TransportError:
-            return None
-        return float(result[0]["value"][1]) if result else None
-
-    def samples() -> float:
-        return asked("count_over_time(vllm_sidecar_generation_tokens_total[5m])") or 0.0
-
+    engine_port, port = free_port(), free_port()
     environment = {"VLLM_SIDECAR_URL": f"http://127.0.0.1:{engine_port}", **QUICK}
-    with engine(engine_port, total=1e9), subprocess.Popen(command) as prometheus:
-        try:
-            with sidecar(port=port, **environment) as first:
-                eventually(lambda: samples() >= 4)
-                first.process.send_signal(signal.SIGTERM)
-                first.process.wait(timeout=5)
-            before = samples()
-            with sidecar(port=port, **environment):
-                eventually(lambda: samples() >= before + 4)
-            rate = "rate(vllm_sidecar_generation_tokens_total[4s])[1m:500ms]"
-            highest, lowest = asked(f"max_over_time({rate})"), asked(f"min_over_time({rate})")
-            resets = asked("resets(vllm_sidecar_generation_tokens_total[5m])")
-        finally:
-            prometheus.terminate()
+    scraping = PROMETHEUS.format(target=f"127.0.0.1:{port}")
+    with engine(engine_port, total=1e9), serving(tmp_path, scraping) as prometheus:
+
+        def asked(query: str) -> float | None:
+            found = prometheus.instant(query)
+            return float(found[0]["value"][1]) if found else None
+
+        def samples() -> float:
+            return asked("count_over_time(vllm_sidecar_generation_tokens_total[5m])") or 0.0
+
+        with sidecar(port=port, **environment) as first:
+            eventually(lambda: samples() >= 4)
+            first.process.send_signal(signal.SIGTERM)
+            first.process.wait(timeout=5)
+        before = samples()
+        with sidecar(port=port, **environment):
+            eventually(lambda: samples() >= before + 4)
+        rate = "rate(vllm_sidecar_generation_tokens_total[4s])[1m:500ms]"
+        highest, lowest = asked(f"max_over_time({rate})"), asked(f"min_over_time({rate})")
+        resets = asked("resets(vllm_sidecar_generation_tokens_total[5m])")
     # rate() extrapolates to the edges of its window, by up to half a scrape's distance on each side of 4 s.
     assert highest is not None
     assert highest <= 2 * TOKENS_PER_SECOND

@@ -1,11 +1,7 @@
 """Recordings of a real engine as hours of Prometheus blocks, and the rules evaluated over them."""
 
-import contextlib
-import json
 import re
 import subprocess
-import urllib.parse
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,10 +14,9 @@ from exporter.replay import interval_seconds, looped, write_openmetrics
 from exporter.schema import Config
 from exporter.signals.view import SelfView
 from tests.alerting.rules import RECORDED, Rule, load
-from tests.alerting.stack import start
 from tests.alerting.test_units import seconds
 from tests.programs import system
-from tests.sidecar import free_port
+from tests.prometheus import Prometheus, blocks_of, serving
 
 STEP_SECONDS = 30
 LABELS = {"job": "vllm-sidecar", "namespace": "prod", "pod": "a", "instance": "a:10077"}
@@ -72,21 +67,6 @@ def write_scrapes(entries: list[Entry], hours: float, settings: dict, path: Path
     return first, scraped[-1][0]
 
 
-@contextlib.contextmanager
-def _prometheus(blocks: Path) -> Iterator[str]:
-    url = f"http://127.0.0.1:{free_port()}"
-    settings = blocks.parent / "prometheus.yaml"
-    settings.write_text("{}\n")
-    command = [system("prometheus"), "--config.file", settings, "--storage.tsdb.path", blocks]
-    command += ["--storage.tsdb.retention.time=100y", "--web.listen-address", url.removeprefix("http://")]
-    process = start(command, blocks.parent / "prometheus.log", f"{url}/-/ready")
-    try:
-        yield url
-    finally:
-        process.terminate()
-        process.wait()
-
-
 def _levels(rules: list[Rule]) -> list[list[Rule]]:
     """Recording rules in the order in which they can be evaluated: each level reads only what is below it."""
     waiting, levels = [rule for rule in rules if not rule.is_alert], []
@@ -102,41 +82,31 @@ def _levels(rules: list[Rule]) -> list[list[Rule]]:
 
 def firing(scrapes: Path, first: float, last: float) -> dict[str, list[float]]:
     """Unix seconds at which each alert of the sidecars' rules fires, evaluated every 30 s over the blocks."""
-    blocks = scrapes.parent / "blocks"
-    subprocess.run(
-        [system("promtool"), "tsdb", "create-blocks-from", "openmetrics", scrapes, blocks],
-        check=True,
-        capture_output=True,
-    )
+    blocks = blocks_of(scrapes, scrapes.parent / "blocks")
     rules = load("sidecar")
     for number, level in enumerate(_levels(rules)):
         path = scrapes.parent / f"level-{number}.yaml"
         path.write_text(yaml.safe_dump({"groups": [{"name": "level", "rules": [rule.body for rule in level]}]}))
-        with _prometheus(blocks) as url:
+        with serving(scrapes.parent, blocks=blocks) as prometheus:
             command = [system("promtool"), "tsdb", "create-blocks-from", "rules", f"--start={first:.0f}"]
             command += [
                 f"--end={last:.0f}",
                 f"--eval-interval={STEP_SECONDS}s",
-                f"--url={url}",
+                f"--url={prometheus.url}",
                 f"--output-dir={blocks}",
             ]
             done = subprocess.run([*command, path], capture_output=True, text=True, check=False, timeout=120)
             assert done.returncode == 0, done.stdout + done.stderr
-    with _prometheus(blocks) as url:
+    with serving(scrapes.parent, blocks=blocks) as prometheus:
         found: dict[str, list[float]] = {}
         for rule in rules:
             if rule.is_alert and rule.name != "VLLMWatchdog":
-                found.setdefault(rule.name, []).extend(_firing(url, rule, first, last))
+                found.setdefault(rule.name, []).extend(_firing(prometheus, rule, first, last))
     return {name: sorted(times) for name, times in found.items() if times}
 
 
-def _firing(url: str, rule: Rule, first: float, last: float) -> Iterator[float]:
-    parameters = {"query": rule.body["expr"], "start": first, "end": last, "step": STEP_SECONDS}
-    with urllib.request.urlopen(
-        f"{url}/api/v1/query_range", urllib.parse.urlencode(parameters).encode(), timeout=60
-    ) as answer:
-        result = json.load(answer)["data"]["result"]
-    for series in result:
+def _firing(prometheus: Prometheus, rule: Rule, first: float, last: float) -> Iterator[float]:
+    for series in prometheus.range(rule.body["expr"], first, last, STEP_SECONDS):
         since = before = None
         for at, _ in series["values"]:
             since = since if since is not None and at - before == STEP_SECONDS else at

@@ -1,55 +1,24 @@
 """Expressions as Prometheus's own parser reads them, and what is wrong with them."""
 
-import json
 import re
-import subprocess
-import time
-import urllib.parse
-import urllib.request
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Self
 
-from tests.programs import newer
-from tests.sidecar import free_port
+from tests.prometheus import Prometheus
 
 RATES = {"rate", "increase", "irate", "resets"}
-NUMBERS = {"numberLiteral"}
 
 
 class Parser:
-    """A Prometheus 3.5 with nothing to scrape, asked only to parse."""
+    """A Prometheus 3 as a parser."""
 
-    def __init__(self, directory: Path) -> None:
-        (directory / "prometheus.yaml").write_text("{}\n")
-        self.url = f"http://127.0.0.1:{free_port()}"
-        address = self.url.removeprefix("http://")
-        command = [newer("prometheus"), "--config.file", directory / "prometheus.yaml", "--log.level=error"]
-        command += ["--storage.tsdb.path", directory / "data", "--web.listen-address", address]
-        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    def __init__(self, prometheus: Prometheus) -> None:
+        self.prometheus = prometheus
         self._known: dict[str, dict] = {}
-
-    def __enter__(self) -> Self:
-        deadline = time.monotonic() + 30
-        while True:
-            try:
-                self.parse("1")
-            except OSError:
-                assert time.monotonic() < deadline, "Prometheus does not start"
-                time.sleep(0.05)
-            else:
-                return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.terminate()
-        self._process.wait(timeout=30)
 
     def parse(self, expression: str) -> dict:
         """The syntax tree of an expression."""
         if expression not in self._known:
-            query = urllib.parse.urlencode({"query": expression}).encode()
-            with urllib.request.urlopen(f"{self.url}/api/v1/parse_query", query, timeout=10) as answer:
-                self._known[expression] = json.load(answer)["data"]
+            self._known[expression] = self.prometheus.answer("parse_query", query=expression)
         return self._known[expression]
 
 

@@ -5,20 +5,18 @@ import json
 import subprocess
 import threading
 import time
-import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import yaml
 
 from tests.alerting.rules import ALERTS
-from tests.programs import newer, system
+from tests.programs import PROMETHEUS_VERSIONS
+from tests.prometheus import Prometheus, serving
 from tests.sidecar import eventually, free_port
-
-VERSIONS = {"2.42": system, "3.5": newer}
 
 
 class Receiver:
@@ -73,21 +71,13 @@ class Receiver:
 class Stack:
     """A running Prometheus with its Alertmanager and receiver."""
 
-    prometheus: str
+    prometheus: Prometheus
     alertmanager: str
-    receiver: Receiver = field(default_factory=Receiver)
-
-    def query(self, expression: str, at: float | None = None) -> list[dict]:
-        """An instant vector."""
-        parameters = {"query": expression} | ({} if at is None else {"time": at})
-        url = f"{self.prometheus}/api/v1/query?{urllib.parse.urlencode(parameters)}"
-        with urllib.request.urlopen(url, timeout=10) as answer:
-            return json.load(answer)["data"]["result"]
+    receiver: Receiver
 
     def unhealthy_rules(self) -> dict[str, str]:
         """Rules whose last evaluation failed, with the error."""
-        with urllib.request.urlopen(f"{self.prometheus}/api/v1/rules", timeout=10) as answer:
-            groups = json.load(answer)["data"]["groups"]
+        groups = self.prometheus.answer("rules")["groups"]
         return {
             rule["name"]: rule["lastError"] for group in groups for rule in group["rules"] if rule["health"] == "err"
         }
@@ -104,44 +94,38 @@ class Stack:
             }
 
 
-def alertmanager_config(receiver: str, *, quick: bool) -> dict:
-    """The example, sent to our receiver; ``quick`` shortens its waiting."""
+def alertmanager_config(receiver: str) -> dict:
+    """The example, sent to our receiver, and with little waiting."""
     config = yaml.safe_load((ALERTS / "alertmanager" / "alertmanager.yaml").read_text())
     for each in config["receivers"]:
         for webhook in each.get("webhook_configs", ()):
             webhook["url"] = f"{receiver}/{each['name']}"
-    for route in (config["route"], *config["route"]["routes"]) if quick else ():
+    for route in (config["route"], *config["route"]["routes"]):
         route |= {"group_wait": "200ms", "group_interval": "500ms"}
     return config
 
 
-def start(command: list, log: Path, ready: str) -> subprocess.Popen[bytes]:
-    """Start a server and wait until it is ready."""
+@contextlib.contextmanager
+def alertmanager(version: str, directory: Path, receiver: str) -> Iterator[str]:
+    """The Alertmanager beside a version of Prometheus, with the example configuration; gives its address."""
+    url = f"http://127.0.0.1:{free_port()}"
+    config, log = directory / "alertmanager.yaml", directory / "alertmanager.log"
+    config.write_text(yaml.safe_dump(alertmanager_config(receiver)))
+    command = [PROMETHEUS_VERSIONS[version]("prometheus-alertmanager"), "--config.file", config]
+    command += ["--storage.path", directory / "alertmanager", "--web.listen-address", url.removeprefix("http://")]
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output)
+        process = subprocess.Popen([*command, "--cluster.listen-address="], stdout=output, stderr=output)
 
-    def answers() -> bool:
+    def ready() -> bool:
         assert process.poll() is None, log.read_text()
         try:
-            with urllib.request.urlopen(ready, timeout=5) as answer:
+            with urllib.request.urlopen(f"{url}/-/ready", timeout=5) as answer:
                 return answer.status == 200
         except OSError:
             return False
 
-    eventually(answers, 60)
-    return process
-
-
-@contextlib.contextmanager
-def alertmanager(version: str, directory: Path, receiver: str, *, quick: bool = True) -> Iterator[str]:
-    """Alertmanager with the example configuration; gives its address."""
-    url = f"http://127.0.0.1:{free_port()}"
-    config = directory / "alertmanager.yaml"
-    config.write_text(yaml.safe_dump(alertmanager_config(receiver, quick=quick)))
-    command = [VERSIONS[version]("prometheus-alertmanager"), "--config.file", config]
-    command += ["--storage.path", directory / "alertmanager", "--web.listen-address", url.removeprefix("http://")]
-    process = start([*command, "--cluster.listen-address="], directory / "alertmanager.log", f"{url}/-/ready")
     try:
+        eventually(ready, 60)
         yield url
     finally:
         process.kill()
@@ -149,23 +133,13 @@ def alertmanager(version: str, directory: Path, receiver: str, *, quick: bool = 
 
 
 @contextlib.contextmanager
-def stack(
-    version: str,
-    directory: Path,
-    rules: Path,
-    sidecar: str,
-    *,
-    interval: str,
-    labels: dict[str, str],
-    quick: bool = True,
-) -> Iterator[Stack]:
-    """Prometheus scraping one sidecar, evaluating the rules of a directory, with Alertmanager behind it."""
+def stack(version: str, directory: Path, rules: Path, sidecar: str, labels: dict[str, str]) -> Iterator[Stack]:
+    """Prometheus scraping one sidecar each second, evaluating a directory's rules, with Alertmanager behind it."""
     directory.mkdir()
     receiver = Receiver()
-    with alertmanager(version, directory, receiver.url, quick=quick) as manager:
-        url = f"http://127.0.0.1:{free_port()}"
+    with contextlib.closing(receiver), alertmanager(version, directory, receiver.url) as manager:
         config = {
-            "global": {"scrape_interval": interval, "scrape_timeout": interval, "evaluation_interval": interval},
+            "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
             "rule_files": [str(rules / "*.yaml")],
             "alerting": {"alertmanagers": [{"static_configs": [{"targets": [manager.removeprefix("http://")]}]}]},
             "scrape_configs": [
@@ -175,19 +149,10 @@ def stack(
                 }
             ],
         }
-        path = directory / "prometheus.yaml"
-        path.write_text(yaml.safe_dump(config))
-        command = [VERSIONS[version]("prometheus"), "--config.file", path, "--storage.tsdb.path", directory / "data"]
-        command += ["--web.listen-address", url.removeprefix("http://")]
-        if quick:
-            command += ["--rules.alert.resend-delay=1s"]
-        process = start(command, directory / "prometheus.log", f"{url}/-/ready")
-        try:
-            yield Stack(url, manager, receiver)
-        finally:
-            process.kill()
-            process.wait()
-            receiver.close()
+        program = PROMETHEUS_VERSIONS[version]("prometheus")
+        flags = ["--rules.alert.resend-delay=1s"]
+        with serving(directory, yaml.safe_dump(config), program=program, flags=flags) as prometheus:
+            yield Stack(prometheus, manager, receiver)
 
 
 def wait_for(condition: Callable[[], object], seconds: float, explain: Callable[[], object]) -> None:

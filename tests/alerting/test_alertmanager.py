@@ -9,16 +9,17 @@ import pytest
 import yaml
 
 from tests.alerting.rules import ALERTS, load
-from tests.alerting.stack import VERSIONS, alertmanager, wait_for
+from tests.alerting.stack import alertmanager, wait_for
+from tests.programs import PROMETHEUS_VERSIONS
 
 CONFIG = ALERTS / "alertmanager" / "alertmanager.yaml"
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", PROMETHEUS_VERSIONS)
 def test_amtool_accepts_it(version: str) -> None:
     """Alertmanager 0.25 and 0.33 read it."""
     done = subprocess.run(
-        [VERSIONS[version]("amtool"), "check-config", CONFIG], capture_output=True, text=True, check=False
+        [PROMETHEUS_VERSIONS[version]("amtool"), "check-config", CONFIG], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
 
@@ -34,7 +35,14 @@ def test_amtool_accepts_it(version: str) -> None:
 )
 def test_routes(labels: str, receiver: str) -> None:
     """A page pages, a ticket is a ticket, context goes nowhere, and the watchdog has its own way."""
-    command = [VERSIONS["3.5"]("amtool"), "config", "routes", "test", f"--config.file={CONFIG}", *labels.split()]
+    command = [
+        PROMETHEUS_VERSIONS["3.5"]("amtool"),
+        "config",
+        "routes",
+        "test",
+        f"--config.file={CONFIG}",
+        *labels.split(),
+    ]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.split() == [receiver]
 
 
@@ -57,7 +65,7 @@ def alert(name: str, severity: str, **labels: str) -> dict:
     return {"labels": {"alertname": name, "severity": severity, **labels}, "annotations": {}}
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", PROMETHEUS_VERSIONS)
 def test_one_pod_s_alert_does_not_mute_another_s(version: str, tmp_path: Path) -> None:
     """Two pods, two targets of a fleet, and alerts that lack the labels altogether."""
     a, b = {"namespace": "prod", "pod": "a"}, {"namespace": "prod", "pod": "b"}

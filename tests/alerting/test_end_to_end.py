@@ -13,7 +13,8 @@ import pytest
 
 from alerts import build
 from tests.alerting.load import clients, engine
-from tests.alerting.stack import VERSIONS, Stack, stack, wait_for
+from tests.alerting.stack import Stack, stack, wait_for
+from tests.programs import PROMETHEUS_VERSIONS
 from tests.sidecar import Sidecar, eventually, sidecar
 
 QUICK = dict(
@@ -64,10 +65,8 @@ def stacks(directory: Path, rules: Path, sidecar_url: str) -> Iterator[list[Stac
     labels = {"namespace": "prod", "pod": "engine-0"}
     with contextlib.ExitStack() as open_stacks:
         yield [
-            open_stacks.enter_context(
-                stack(version, directory / version, rules, sidecar_url, interval="1s", labels=labels)
-            )
-            for version in VERSIONS
+            open_stacks.enter_context(stack(version, directory / version, rules, sidecar_url, labels))
+            for version in PROMETHEUS_VERSIONS
         ]
 
 
@@ -77,7 +76,7 @@ def arrives(stacks: list[Stack], receiver: str, status: str, alertname: str, sin
         wait_for(
             lambda each=each: each.receiver.of(receiver, status, alertname, since),
             PATIENCE,
-            lambda each=each: (alertname, status, each.query("ALERTS"), each.unhealthy_rules()),
+            lambda each=each: (alertname, status, each.prometheus.instant("ALERTS"), each.unhealthy_rules()),
         )
     return [each.receiver.of(receiver, status, alertname, since)[0][1] for each in stacks]
 
@@ -105,9 +104,8 @@ def test_pages_arrive_and_end(tmp_path: Path, rules: Path) -> None:
         with clients(one.url, number=2, tokens=20, patience_seconds=30):
             arrives(both, "watchdog", "firing", "VLLMWatchdog", 0)
             for each in both:
-                wait_for(
-                    lambda each=each: each.query("model:vllm_sidecar_slo_burn:ratio10s"), PATIENCE, each.unhealthy_rules
-                )
+                burn = "model:vllm_sidecar_slo_burn:ratio10s"
+                wait_for(lambda each=each, burn=burn: each.prometheus.instant(burn), PATIENCE, each.unhealthy_rules)
         for each in both:
             assert each.receiver.names("pager") | each.receiver.names("tickets") == set()
             assert each.unhealthy_rules() == {}

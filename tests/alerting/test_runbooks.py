@@ -30,7 +30,7 @@ def test_first_commands_work_as_pasted(parser: Parser) -> None:
     """In a shell, against a Prometheus; its own parser reads each query."""
     for path in RUNBOOKS:
         command = path.read_text().split("```sh\n")[1].split("\n```")[0]
-        environment = {"PROMETHEUS": parser.url, "PATH": str(Path(system("promtool")).parent)}
+        environment = {"PROMETHEUS": parser.prometheus.url, "PATH": str(Path(system("promtool")).parent)}
         done = subprocess.run(["/bin/sh", "-c", command], env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{path.stem}: {done.stderr}"
 

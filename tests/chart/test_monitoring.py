@@ -10,9 +10,7 @@ import pytest
 import yaml
 
 from tests.chart.rendering import CASES, CHART, OPERATOR, Object, case, included, one, render, selects, text
-from tests.programs import ROOT, newer, system
-
-PROMTOOLS = {"2.42": lambda: system("promtool"), "3.5": lambda: newer("promtool")}
+from tests.programs import PROMETHEUS_VERSIONS, ROOT, newer
 
 MONITOR_FIELDS = {"selector", "namespaceSelector"}
 ENDPOINT_FIELDS = {
@@ -130,14 +128,15 @@ def rules(objects: list[Object], name: str = "vllm-sidecar") -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("promtool", PROMTOOLS)
+@pytest.mark.parametrize("version", PROMETHEUS_VERSIONS)
 @pytest.mark.parametrize("name", ["default", "fleet", "thresholds", "everything"])
-def test_promtool_takes_the_rules(promtool: str, name: str, tmp_path: Path) -> None:
+def test_promtool_takes_the_rules(version: str, name: str, tmp_path: Path) -> None:
     """As they are, and after a threshold was changed; with either Prometheus."""
     file = tmp_path / "rules.yaml"
     (thing,) = (each for each in render(case(name)) if each["kind"] == "PrometheusRule")
     file.write_text(yaml.safe_dump(thing["spec"]))
-    done = subprocess.run([PROMTOOLS[promtool](), "check", "rules", file], capture_output=True, text=True, check=False)
+    promtool = PROMETHEUS_VERSIONS[version]("promtool")
+    done = subprocess.run([promtool, "check", "rules", file], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "SUCCESS" in done.stdout
 

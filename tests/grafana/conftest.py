@@ -1,14 +1,13 @@
 """One store of samples for all tests of the dashboards, served by both Prometheus versions."""
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.grafana.prometheus_server import Prometheus, serving
-from tests.grafana.stored_fleet import openmetrics
-from tests.programs import newer, system
+from tests.grafana.stored_fleet import LOOKBACK, openmetrics
+from tests.programs import PROMETHEUS_VERSIONS, newer
+from tests.prometheus import Prometheus, blocks_of, serving
 
 
 @pytest.fixture(scope="session")
@@ -17,19 +16,16 @@ def blocks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("blocks")
     text = directory / "fleet.om"
     text.write_text(openmetrics())
-    command = [system("promtool"), "tsdb", "create-blocks-from", "openmetrics", str(text), str(directory / "data")]
-    made = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert made.returncode == 0, made.stderr
-    return directory / "data"
+    return blocks_of(text, directory / "data")
 
 
-@pytest.fixture(scope="session", params=["2.42", "3.5"])
+@pytest.fixture(scope="session", params=PROMETHEUS_VERSIONS)
 def stored(
     request: pytest.FixtureRequest, blocks: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Prometheus]:
     """A Prometheus over the fleet: Debian 12's, and its next release's."""
-    program = {"2.42": system, "3.5": newer}[request.param]("prometheus")
-    with serving(program, tmp_path_factory.mktemp("prometheus"), blocks=blocks) as server:
+    program = PROMETHEUS_VERSIONS[request.param]("prometheus")
+    with serving(tmp_path_factory.getbasetemp(), program=program, blocks=blocks, flags=LOOKBACK) as server:
         assert server.version.startswith(request.param)
         yield server
 
@@ -37,5 +33,6 @@ def stored(
 @pytest.fixture(scope="session")
 def newest(blocks: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     """The newer of the two alone, for what does not depend on the version."""
-    with serving(newer("prometheus"), tmp_path_factory.mktemp("newest"), blocks=blocks) as server:
+    program = newer("prometheus")
+    with serving(tmp_path_factory.getbasetemp(), program=program, blocks=blocks, flags=LOOKBACK) as server:
         yield server

@@ -25,6 +25,8 @@ BEGAN = 1_795_954_000
 SECONDS = 300
 EVERY_SECONDS = 15
 ENDED = BEGAN + SECONDS
+LOOKBACK = (f"--query.lookback-delta={EVERY_SECONDS + 5}s",)
+"""For a Prometheus over it: what its last scrape did not bring is gone, as where a scrape marks it stale."""
 SIDECAR = SelfView("1.0.0", "3.13.0", config_valid=True, config_reload_unix_seconds=float(BEGAN))
 RECORDED_MODEL = b'model_name="tiny"'
 STARTED = re.compile(rb"^(process_start_time_seconds )(\S+)", re.MULTILINE)

@@ -6,9 +6,9 @@ from typing import Any
 from grafana.render import chromium
 from grafana.render.ask import answered
 from tests.grafana.asked import NAMES, dashboard
-from tests.grafana.prometheus_server import Prometheus
 from tests.grafana.stored_fleet import BEGAN, ENDED, EVERY_SECONDS
 from tests.programs import system
+from tests.prometheus import Prometheus
 
 TIMES = range(BEGAN + 60, ENDED + 1, EVERY_SECONDS)
 

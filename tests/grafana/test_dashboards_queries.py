@@ -10,9 +10,8 @@ import pytest
 
 from grafana.render.ask import filled
 from tests.grafana.asked import Asked, dashboard, queries
-from tests.grafana.prometheus_server import Prometheus, serving
 from tests.grafana.stored_fleet import BEGAN, ENDED, EVERY_SECONDS, REPLICAS, SECONDS
-from tests.programs import system
+from tests.prometheus import Prometheus, serving
 from tests.recordings import BURST
 from tests.sidecar import ENVIRONMENT, eventually, free_port, sidecar
 
@@ -236,7 +235,7 @@ def test_a_live_sidecar(tmp_path: Path) -> None:
             url = f"http://127.0.0.1:{engine}"
             with sidecar(VLLM_SIDECAR_URL=url, VLLM_SIDECAR_SCRAPE__INTERVAL_SECONDS="0.5", **price) as running:
                 config = SCRAPING.format(address=running.url.removeprefix("http://"))
-                with serving(system("prometheus"), tmp_path, config) as prometheus:
+                with serving(tmp_path, config) as prometheus:
                     eventually(lambda: answers_live(prometheus) >= SHOWN_LIVE, seconds=90)
                     assert replica_labels(prometheus, at=None) == ["instance"]
         finally:
