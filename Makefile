@@ -49,14 +49,15 @@ test-engine: $(VENV)/.dev ## run the tests beside a real vLLM, which is set up i
 	tests/real_engine/setup $(ENGINE)
 	ENGINE=$(ENGINE) $(python) -m pytest tests/real_engine/shapes.py
 
-check: $(VENV)/.dev ## lint, formatting, types, spelling, of all that is code
+check: $(VENV)/.dev ## lint, formatting, types, spelling, the hosted workflows, of all that is code
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
 	$(VENV)/bin/codespell
 	$(VENV)/bin/yamllint --strict .
 	$(VENV)/bin/shellcheck --severity warning .ci/* tests/real_engine/setup
-	$(VENV)/bin/hadolint Dockerfile
+	$(VENV)/bin/hadolint Dockerfile compose/lab.Dockerfile
+	$(VENV)/bin/zizmor --offline --quiet --min-severity medium .github/workflows
 
 bench: $(VENV)/.dev ## measure against the budgets, beside real baselines
 	@.ci/system-packages prometheus wrk

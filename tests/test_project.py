@@ -1,12 +1,15 @@
 """What the project's files say of each other is true."""
 
 import hashlib
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -89,28 +92,47 @@ def test_version_is_in_one_place() -> None:
     assert re.fullmatch(r"\d+\.\d+\.\d+", __version__)
 
 
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yaml"))
+
+
+def workflow(name: str) -> dict[str, Any]:
+    """A hosted workflow."""
+    found: dict[str, Any] = yaml.safe_load((ROOT / f".github/workflows/{name}.yaml").read_text())
+    return found
+
+
 def test_ci_runs_the_project_s_own_commands() -> None:
     """The hosted workflow calls `.ci/run`, which calls what a contributor calls."""
-    workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yaml").read_text())
-    steps = workflow["jobs"]["test"]["steps"]
-    assert steps[-1]["run"] == "bash .ci/run"
-    assert workflow["permissions"] == {"contents": "read"}
-    assert all(re.search(r"@v\d+\.\d+\.\d+$", step["uses"]) for step in steps if "uses" in step)
+    assert workflow("ci")["jobs"]["test"]["steps"][-1]["run"] == "bash .ci/run"
     lines = [line for line in (ROOT / ".ci/run").read_text().splitlines() if line.startswith("phase ")]
     assert [line.split()[-1] for line in lines] == ["tools", "check", "test"]
 
 
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_a_workflow_may_read_and_its_actions_are_pinned(path: Path) -> None:
+    """An action is what its commit is, with the version beside it for people; rights are given by the job."""
+    text = path.read_text()
+    used = re.findall(r"uses: (?!\./)(.+)", text)
+    assert used
+    assert all(re.fullmatch(r"[\w/-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+", each) for each in used)
+    assert yaml.safe_load(text)["permissions"] == {"contents": "read"}
+
+
 def test_release_is_tested_audited_and_signed() -> None:
-    """A tag runs all of CI first; only the job that publishes may write, and its actions have whole versions."""
-    workflow = yaml.safe_load((ROOT / ".github/workflows/release.yaml").read_text())
-    release = workflow["jobs"]["release"]
-    assert workflow["jobs"]["test"]["uses"] == "./.github/workflows/ci.yaml"
-    assert release["needs"] == "test"
-    assert workflow["permissions"] == {"contents": "read"}
-    used = [step["uses"] for step in release["steps"] if "uses" in step]
-    assert all(re.search(r"@v\d+\.\d+\.\d+$", name) for name in used)
-    assert any(name.startswith("actions/attest-build-provenance@") for name in used)
-    assert any(step.get("run", "").endswith(" audit") for step in release["steps"])
+    """A tag runs all of CI, then builds without a right to write; the job that has it runs nothing of ours."""
+    jobs = workflow("release")["jobs"]
+    test, build, publish = jobs["test"], jobs["build"], jobs["publish"]
+    assert test["uses"] == "./.github/workflows/ci.yaml"
+    assert (build["needs"], publish["needs"]) == ("test", "build")
+    assert not {"permissions"} & {*test, *build}
+    assert publish["permissions"] == {"contents": "write", "id-token": "write", "attestations": "write"}
+    commands = [step["run"].split()[-1] for step in build["steps"] if step.get("run", "").startswith("make ")]
+    assert commands == ["audit", "dist"]
+    download, sign, release = publish["steps"]
+    assert download["with"]["name"] == build["steps"][-1]["with"]["name"]
+    assert sign["uses"].startswith("actions/attest-build-provenance@")
+    assert sign["with"]["subject-path"] == "dist/*"
+    assert release["run"].startswith("gh release create ")
 
 
 def test_every_package_of_the_image_has_its_licence_named() -> None:
@@ -128,16 +150,22 @@ def test_make_has_the_target(target: str) -> None:
     assert re.search(rf"^{target}\s+\S", listed, re.MULTILINE)
 
 
-def build_wheel(directory: Path) -> Path:
-    """Build the wheel of this tree; the back end is the locked one."""
+def build_wheel(source: Path, directory: Path) -> Path:
+    """Build the wheel of a tree; the back end is the locked one."""
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*pip, "--wheel-dir", directory, ROOT], check=True, timeout=120)
+    subprocess.run([*pip, "--wheel-dir", directory, source], check=True, timeout=120)
     return next(directory.glob("*.whl"))
 
 
 def test_wheel_is_the_package_alone_and_reproducible(tmp_path: Path) -> None:
-    """Two builds are the same bytes; inside are the package with its type marker and licence, no tests, no tools."""
-    wheel, again = build_wheel(tmp_path / "one"), build_wheel(tmp_path / "two")
+    """From files of another place, time and mode come the same bytes: the package, its type marker, its licence."""
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(ROOT / "exporter", tmp_path / "exporter", ignore=shutil.ignore_patterns("__pycache__"))
+    for path in [path for path in tmp_path.rglob("*") if path.is_file()]:
+        path.chmod(0o600)
+        os.utime(path, (1_000_000_000, 1_000_000_000))
+    wheel, again = build_wheel(ROOT, tmp_path / "one"), build_wheel(tmp_path, tmp_path / "two")
     assert hashlib.sha256(wheel.read_bytes()).digest() == hashlib.sha256(again.read_bytes()).digest()
     names = zipfile.ZipFile(wheel).namelist()
     metadata = f"vllm_sidecar-{__version__}.dist-info"
