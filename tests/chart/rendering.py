@@ -14,7 +14,10 @@ from tests.programs import ROOT, kubernetes
 
 CHART = ROOT / "helm/vllm-sidecar"
 CASES = sorted([*CHART.glob("ci/*-values.yaml"), *CHART.glob("examples/*.yaml")])
-VERSIONS = ("1.29", "1.33", "1.37")
+OLDEST, NEWEST = 29, 37
+"""Minor versions of Kubernetes: the oldest that the chart admits, the newest whose schemas the lock holds."""
+
+VERSIONS = tuple(f"1.{minor}" for minor in range(OLDEST, NEWEST + 1))
 RELEASE = "vllm-sidecar"
 
 OPERATOR = tuple(f"monitoring.coreos.com/v1/{kind}" for kind in ("PodMonitor", "ServiceMonitor", "PrometheusRule"))
@@ -102,12 +105,22 @@ def selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
     return wanted.items() <= labels.items() and not any(labels.get(key) in values for key, values in refused.items())
 
 
-def check(thing: Object, version: str) -> None:
-    """Fail on an object that a Kubernetes version would refuse, or would drop a field of."""
+def fault(thing: Object, version: str) -> str:
+    """Why a Kubernetes version would refuse an object, or would drop a field of it; empty if neither."""
     try:
         kubernetes_validate.validate(thing, version, strict=True)
     except kubernetes_validate.ValidationError as error:
-        pytest.fail(f"{thing['kind']} {thing['metadata']['name']}: {error.message} at {list(error.path)}")
+        return f"{error.message} at {list(error.path)}"
+    except kubernetes_validate.SchemaNotFoundError:
+        return f"there is no {thing['kind']} in {thing['apiVersion']}"
+    return ""
+
+
+def check(thing: Object, version: str) -> None:
+    """Fail on an object that has a fault."""
+    found = fault(thing, version)
+    if found:
+        pytest.fail(f"{thing['kind']} {thing['metadata']['name']}, Kubernetes {version}: {found}")
 
 
 @cache

@@ -48,13 +48,6 @@ def test_chart_is_of_the_package_s_version() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["appVersion"] == __version__
     assert chart["name"] == CHART.name
-    assert chart["kubeVersion"] == ">=1.29.0-0"
-
-
-def test_older_kubernetes_is_refused() -> None:
-    """Before 1.29 an init container that goes on for ever keeps the engine from starting for ever."""
-    assert "kubeVersion: >=1.29.0-0 which is incompatible" in refusal(options=["--kube-version=1.28.9"])
-    assert "kind: ConfigMap" in helm("template", "engines", str(CHART), "--kube-version=1.29.0")
 
 
 def test_port_is_the_package_s() -> None:
