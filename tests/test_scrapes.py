@@ -1,6 +1,7 @@
 """Real scrapes of many versions and configurations: every number read is the one that stands in the file."""
 
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from exporter.exposition import Failure, Parser, Reason
 from exporter.snapshot import TARGET, Engine, Layout
 from exporter.upstream import SAMPLES, Kind, Part
 from tests.bodies import Fed
+from tests.programs import ROOT
 
 SCRAPES = Path(__file__).parent / "data" / "scrapes"
 FILES = sorted(path.name for path in SCRAPES.glob("*.txt"))
@@ -35,6 +37,13 @@ def read(name):
 def file(prefix):
     (name,) = (name for name in FILES if name.startswith(prefix))
     return name
+
+
+def test_the_page_on_support_names_the_versions_that_are_here():
+    """Of the V1 engine: those of the real scrapes, and that of the recorded engine."""
+    versions = {f"0.{minor}" for minor in re.findall(r"\| V1 ~?0\.(\d+)", (SCRAPES / "README.md").read_text())}
+    (row,) = re.findall(r"^\| vLLM, V1 engine \|.*", (ROOT / "docs/support.md").read_text(), re.MULTILINE)
+    assert set(re.findall(r"\b0\.\d+", row)) == versions | {"0.32"}
 
 
 # Each number was looked up in the file by eye; None where the file has no such series.
