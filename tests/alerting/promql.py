@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from tests.prometheus import Prometheus
 
 RATES = {"rate", "increase", "irate", "resets"}
+ARITHMETIC = {"+", "-", "*", "/", "%", "^"}
+COMPARISONS = {"==", "!=", ">", "<", ">=", "<="}
 
 
 class Parser:
@@ -85,6 +87,8 @@ class Walk:
         left, right = self._labels(node["lhs"], inside), self._labels(node["rhs"], inside)
         if node["op"] == "/" and not _is_guarded(node["rhs"]):
             self.faults.append("a ratio whose denominator may be 0")
+        if _computes_with_a_filter(node):
+            self.faults.append(f"{node['op']} takes the result of a comparison without bool")
         matching = node["matching"]
         if matching is None:
             return left or right
@@ -122,6 +126,20 @@ def _is_guarded(node: dict) -> bool:
     if node["matching"] is None and _is_scalar(node):
         return True
     return node["op"] == ">" and _unwrapped(node["rhs"])["type"] == "numberLiteral" and not node["bool"]
+
+
+def _computes_with_a_filter(node: dict) -> bool:
+    """Whether a comparison that lets values through is computed with as if it said 0 or 1: ``(x > 0) * y`` is x y.
+
+    A guarded denominator is what it should be, and ``0 * (x > y)`` is 0 where that holds.
+    """
+    left, right = _unwrapped(node["lhs"]), _unwrapped(node["rhs"])
+    if node["op"] not in ARITHMETIC or (left["type"] == "numberLiteral" and float(left["val"]) == 0):
+        return False
+    return any(
+        each["type"] == "binaryExpr" and each["op"] in COMPARISONS and not each["bool"]
+        for each in ([left] if node["op"] == "/" else [left, right])
+    )
 
 
 def _is_scalar(node: dict) -> bool:

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from alerts import build
-from tests.alerting.promql import Parser
+from tests.alerting.promql import Parser, Walk
 from tests.alerting.rules import ALERTS, Checker, Rule, load
 from tests.programs import system
 
@@ -66,6 +66,23 @@ def test_reading_finds_names_labels_guards_and_rates(pack: str, parser: Parser) 
             seen.add(kind)
             assert checker.faults(mutated(rule, expression)), f"{rule.name}: {kind} is not found in\n{expression}"
     assert seen == {"wrong name", "missing _total", "wrong label", "no guard", "no rate"}
+
+
+@pytest.mark.parametrize(
+    ("expression", "found"),
+    [
+        ("(up == 1) * 2", True),
+        ("2 - (up > 0)", True),
+        ("(up > 0) / 2", True),
+        ("(up == bool 1) * 2", False),
+        ("2 / (up > 0)", False),
+        ("0 * (up > 1)", False),
+    ],
+)
+def test_reading_finds_a_comparison_that_is_computed_with(expression: str, found: bool, parser: Parser) -> None:
+    """Without bool it gives the value itself, where 0 or 1 was meant; a guard and a zero are meant so."""
+    faults = Walk(parser.parse(expression), {"up": frozenset()}, frozenset()).faults
+    assert any("without bool" in fault for fault in faults) is found
 
 
 def flipped(expression: str) -> str:

@@ -10,7 +10,7 @@ import pytest
 from alerts import build
 from tests.alerting.promql import Parser
 from tests.alerting.rules import ALERTS, Checker, load
-from tests.programs import newer, system
+from tests.programs import PROMETHEUS_VERSIONS, newer
 
 THRESHOLDS = ALERTS / "thresholds.yaml"
 RULE_FILES = [path for directory in build.PACKS.values() for path in sorted((ALERTS / directory).glob("*.yaml"))]
@@ -32,10 +32,10 @@ def test_the_page_about_the_alerts_is_current() -> None:
     assert (ALERTS / "README.md").read_text() == runpy.run_path(str(ALERTS / "reference.py"))["page"]()
 
 
-@pytest.mark.parametrize("promtool", [system, newer], ids=["2.42", "3.5"])
-def test_promtool_finds_nothing(promtool) -> None:
+@pytest.mark.parametrize("version", PROMETHEUS_VERSIONS)
+def test_promtool_finds_nothing(version: str) -> None:
     """Old and new Prometheus load the rules, and have nothing to say of them."""
-    command = [promtool("promtool"), "check", "rules", "--lint=all", "--lint-fatal", *RULE_FILES]
+    command = [PROMETHEUS_VERSIONS[version]("promtool"), "check", "rules", "--lint=all", "--lint-fatal", *RULE_FILES]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("SUCCESS") == len(RULE_FILES)
@@ -61,6 +61,11 @@ def test_every_runbook_is_an_alert_s() -> None:
     """A runbook whose alert is gone misleads."""
     alerts = {rule.name for pack in build.PACKS for rule in load(pack) if rule.is_alert}
     assert {path.stem for path in (ALERTS / "runbooks").glob("*.md")} == alerts
+
+
+def test_no_alert_is_on_a_hit_ratio() -> None:
+    """It is 0 where no prefix is shared, or a block is larger than what is, and nothing is wrong then."""
+    assert [rule.name for pack in build.PACKS for rule in load(pack) if "prefix_cache_hit" in rule.body["expr"]] == []
 
 
 def test_sidecars_and_fleets_raise_the_same_alerts() -> None:

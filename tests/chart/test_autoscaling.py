@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from exporter.catalogue import METRICS
+from exporter.catalogue import METRICS, Scope
 from tests.chart.rendering import VERSIONS, check
 from tests.programs import ROOT, system
 
@@ -49,7 +49,7 @@ def test_autoscaler_asks_for_what_the_adapter_offers() -> None:
 
 
 def test_queries_are_promql_over_what_is_exported(tmp_path: Path) -> None:
-    """Each series is one of the catalogue, and Prometheus can parse each query."""
+    """Each series is one of the catalogue, each label one that it has, and Prometheus can parse each query."""
     series = RULE["seriesQuery"].partition("{")[0]
     filled = RULE["metricsQuery"]
     for name, value in {"GroupBy": "pod", "Series": series, "LabelMatchers": 'pod="a"'}.items():
@@ -57,7 +57,15 @@ def test_queries_are_promql_over_what_is_exported(tmp_path: Path) -> None:
     queries = [KEDA["spec"]["triggers"][0]["metadata"]["query"], RULE["seriesQuery"], filled]
     for query in queries:
         (name,) = re.findall(r"vllm_sidecar_(\w+)", query)
-        assert name in METRICS
+        row = METRICS[name]
+        assert row.scope is Scope.ENGINE
+        groups = re.findall(r"by \(([^)]+)\)", query)
+        named = {
+            *re.findall(r"(\w+)\s*(?:=~|!=|!~|=)", query),
+            *(label for group in groups for label in group.split(", ")),
+        }
+        assert named
+        assert named <= {"namespace", "pod", "job", "instance", "target", "model_name", "engine", *row.labels}
     rules = [{"record": f"query:{number}", "expr": query} for number, query in enumerate(queries)]
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": rules}]}))
     done = subprocess.run(

@@ -68,6 +68,10 @@ def walk(expr: promql_parser.Expr, inside: str = "") -> Iterator[tuple[promql_pa
         yield from walk(expr.expr, str(expr.op))
     elif isinstance(expr, promql_parser.ParenExpr | promql_parser.UnaryExpr):
         yield from walk(expr.expr, inside)
+    else:
+        assert isinstance(
+            expr, promql_parser.VectorSelector | promql_parser.NumberLiteral | promql_parser.StringLiteral
+        )
 
 
 def selectors(expr: promql_parser.Expr) -> Iterator[tuple[promql_parser.VectorSelector, str]]:
@@ -161,6 +165,25 @@ def test_every_panel_is_described(name: str) -> None:
         named = set(re.findall(rf"\b{PREFIX}\w+", " ".join(one["expr"] for one in panel["targets"])))
         drawn = {row_of(sample) for sample in named} - {METRICS["target_info"]}
         assert set(helps) == {f"`{row.full_name}`: {row.help}" for row in drawn}, panel["title"]
+
+
+UNIT_OF = {"seconds": "s", "ratio": "percentunit", "bytes": "bytes", "dollars": "currencyUSD"}
+"""Grafana's unit for the last word of a gauge's name."""
+
+ABOVE_ONE = {"saturation_ratio", "crossover_ratio", "speculation_expected_speedup_ratio"}
+"""Ratios that are no shares: how many times over."""
+
+
+@pytest.mark.parametrize("asked", EVERY)
+def test_a_value_is_shown_in_the_unit_of_its_metric(asked: Asked) -> None:
+    """Seconds as seconds, shares of 1 as percent: in the panel, or in the column of a table."""
+    assert asked.unit in UNITS
+    inner = parsed(asked)
+    while isinstance(inner, promql_parser.AggregateExpr | promql_parser.ParenExpr):
+        inner = inner.expr
+    if isinstance(inner, promql_parser.VectorSelector):
+        expected = UNIT_OF.get(inner.name.rpartition("_")[2], asked.unit)
+        assert asked.unit == ("short" if inner.name.removeprefix(PREFIX) in ABOVE_ONE else expected), inner.name
 
 
 @EACH
