@@ -1,6 +1,7 @@
 """The examples do what they say, against the real API."""
 
 import importlib.util
+import re
 import sys
 from collections.abc import AsyncIterator
 from types import ModuleType
@@ -11,7 +12,9 @@ import httpx
 import pytest
 import yaml
 
+from exporter import DEFAULT_PORT
 from exporter.engine_schema import Replicas
+from exporter.schema import Config
 from tests.programs import ROOT
 from tests.test_api import Api, one
 
@@ -163,3 +166,19 @@ async def test_envoy_sees_a_cold_replica_as_unhealthy() -> None:
     assert (await Api(shown).get(path)).status_code == 200
     shown.pipeline.fail(shown.pipeline.at + 2)
     assert (await Api(shown).get(path)).status_code == 503
+
+
+def test_the_api_is_where_the_examples_ask() -> None:
+    """With the setting that their page names, and without it not: then it is on the loopback's next port."""
+    page = (EXAMPLES / "README.md").read_text()
+    [snippet] = re.findall(r"```yaml\n(.+?)```", page, re.DOTALL)
+    served = Config.model_validate(yaml.safe_load(snippet)).served_page_address
+    assert served == f":{DEFAULT_PORT}"
+    assert Config().served_page_address == f"127.0.0.1:{DEFAULT_PORT + 1}"
+    scaled = yaml.safe_load((EXAMPLES / "keda" / "scaledobject.yaml").read_text())
+    cluster = yaml.safe_load((EXAMPLES / "envoy" / "cluster.yaml").read_text())
+    [[replica]] = [locality["lb_endpoints"] for locality in cluster["load_assignment"]["endpoints"]]
+    asked = {urlsplit(trigger["metadata"]["url"]).port for trigger in scaled["spec"]["triggers"]}
+    asked |= {replica["endpoint"]["health_check_config"]["port_value"]}
+    asked |= {int(port) for port in re.findall(r",http://\w+:(\d+)", page)}
+    assert asked == {DEFAULT_PORT}
