@@ -16,6 +16,7 @@ import yaml
 from packaging.requirements import Requirement
 
 from exporter import DEFAULT_PORT, __version__
+from exporter.signals import firing
 from tests.programs import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -99,6 +100,21 @@ def workflow(name: str) -> dict[str, Any]:
     """A hosted workflow."""
     found: dict[str, Any] = yaml.safe_load((ROOT / f".github/workflows/{name}.yaml").read_text())
     return found
+
+
+def test_the_repository_has_one_address() -> None:
+    """Who moves it changes pyproject.toml, and is told here where else it stands; the image is named after it."""
+    repository = PROJECT["project"]["urls"]["Repository"]
+    chart = yaml.safe_load((ROOT / "helm/vllm-sidecar/Chart.yaml").read_text())
+    image = yaml.safe_load((ROOT / "helm/vllm-sidecar/values.yaml").read_text())["image"]
+    thresholds = yaml.safe_load((ROOT / "alerts/thresholds.yaml").read_text())
+    assert {chart["home"], *chart["sources"], *(each["url"] for each in chart["maintainers"])} == {repository}
+    assert thresholds["runbook_url"]["value"] == firing.RUNBOOKS == f"{repository}/blob/main/alerts/runbooks"
+    assert f"({repository})" in (ROOT / "helm/vllm-sidecar/README.md").read_text()
+    assert repository == f"https://github.com/{image['repository']}"
+    pages = [*(ROOT / "docs").glob("*.md"), *(ROOT / "helm/inject").rglob("*.yaml")]
+    named = {name for page in pages for name in re.findall(r"ghcr\.io/(vllm-sidecar/[\w-]+)", page.read_text())}
+    assert named == {image["repository"]}
 
 
 def test_ci_runs_the_project_s_own_commands() -> None:
