@@ -265,3 +265,6 @@ def test_notes_say_what_to_check() -> None:
     assert "WARNING: no PodMonitor was made" in said
     assert f"port-forward deploy/vllm-sidecar {DEFAULT_PORT}" in said
     assert "helm test vllm-sidecar" in said
+    assert "Alerts link to https://grafana.example.com" in said
+    known = "--set=prometheusRule.thresholds.grafana_url=https://grafana.internal"
+    assert "Alerts link" not in helm("install", "vllm-sidecar", str(CHART), "--dry-run=client", known)
