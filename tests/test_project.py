@@ -93,6 +93,18 @@ def test_version_is_in_one_place() -> None:
     assert re.fullmatch(r"\d+\.\d+\.\d+", __version__)
 
 
+def test_pages_and_manifests_name_this_version() -> None:
+    """Of the image, of the files of a release, of the overlay's tag."""
+    paths = [*(ROOT / "docs").glob("*.md"), *(path for path in (ROOT / "helm/inject").rglob("*") if path.is_file())]
+    named = [
+        version
+        for path in paths
+        for version in re.findall(r"(?:vllm-sidecar[:-]|VERSION=|newTag: )(\d+\.\d+\.\d+)", path.read_text())
+    ]
+    assert len(named) > 8
+    assert set(named) == {__version__}
+
+
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yaml"))
 
 
