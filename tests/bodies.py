@@ -161,6 +161,16 @@ class Fed:
         return found[0] if found else None
 
 
+def over(seconds, *stages, config=None, body=None):
+    """A pipeline after a fresh engine and stages so many seconds apart."""
+    pipeline, body = Fed(config), body or Body().process()
+    pipeline.scrape(0, body)
+    for turn, stage in enumerate(stages, start=1):
+        stage(body)
+        pipeline.scrape(turn * seconds, body)
+    return pipeline
+
+
 NOBODY = SelfView(
     "1.2.3",
     "3.11.2",

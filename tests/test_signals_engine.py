@@ -4,18 +4,7 @@ import pytest
 
 from exporter.schema import TargetConfig
 from exporter.signals.levels import TimeAtLevel
-from tests.bodies import UNIX, Body, Fed
-
-
-def over(seconds, *stages, config=None, body=None):
-    """A pipeline after a fresh engine and stages so many seconds apart."""
-    pipeline, body = Fed(config), body or Body().process()
-    pipeline.scrape(0, body)
-    for turn, stage in enumerate(stages, start=1):
-        stage(body)
-        pipeline.scrape(turn * seconds, body)
-    return pipeline
-
+from tests.bodies import UNIX, Body, Fed, over
 
 # Steps
 

@@ -5,20 +5,10 @@ import math
 import pytest
 
 from exporter.schema import Slo, TargetConfig
-from tests.bodies import Body, Fed
+from tests.bodies import Body, Fed, over
 
 TTFT, ITL = "vllm:time_to_first_token_seconds", "vllm:inter_token_latency_seconds"
 TPOT, E2E = "vllm:request_time_per_output_token_seconds", "vllm:e2e_request_latency_seconds"
-
-
-def over(seconds, *stages, config=None, body=None):
-    """A pipeline after a fresh engine and stages so many seconds apart."""
-    pipeline, body = Fed(config), body or Body().process()
-    pipeline.scrape(0, body)
-    for turn, stage in enumerate(stages, start=1):
-        stage(body)
-        pipeline.scrape(turn * seconds, body)
-    return pipeline
 
 
 # Histograms and quantiles

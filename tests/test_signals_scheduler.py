@@ -3,24 +3,14 @@
 import pytest
 
 from exporter.schema import TargetConfig
-from tests.bodies import Body, Fed
-
-
-def over_15_seconds(stage, config=None, body=None):
-    """A pipeline after 15 s, the length of the "now" window, in which one thing happened."""
-    pipeline, body = Fed(config), body or Body().process()
-    pipeline.scrape(0, body)
-    stage(body)
-    pipeline.scrape(15, body)
-    return pipeline
-
+from tests.bodies import Body, Fed, over
 
 # Decode batch
 
 
 def test_decode_batch_is_sequences_per_step():
     """800 gaps in 100 steps: 8 sequences a step."""
-    pipeline = over_15_seconds(lambda b: b.decode(8, steps=100).running(8))
+    pipeline = over(15, lambda b: b.decode(8, steps=100).running(8))
 
     assert pipeline.get("decode_batch_size") == 8
     assert pipeline.get("decode_batch_estimator_info", estimator="per_step") == 1
@@ -29,7 +19,7 @@ def test_decode_batch_is_sequences_per_step():
 
 def test_decode_batch_does_not_count_tokens_of_speculation():
     """Each step of each sequence puts out 3 tokens: still 8 sequences."""
-    assert over_15_seconds(lambda b: b.decode(8, steps=100).tokens(generated=1600)).get("decode_batch_size") == 8
+    assert over(15, lambda b: b.decode(8, steps=100).tokens(generated=1600)).get("decode_batch_size") == 8
 
 
 @pytest.mark.parametrize(
@@ -43,7 +33,7 @@ def test_decode_batch_does_not_count_tokens_of_speculation():
 )
 def test_decode_batch_where_steps_are_counted_more_than_once_is_littles_law(config, body):
     """8 sequences, 500 steps of 0.02 s: 80 s of gaps in 15 s are 5.33 sequences over time. The info says so."""
-    pipeline = over_15_seconds(lambda b: b.decode(8, steps=500, step_seconds=0.02), config, body)
+    pipeline = over(15, lambda b: b.decode(8, steps=500, step_seconds=0.02), config, body)
 
     assert pipeline.get("decode_batch_size") == pytest.approx(80 / 15)
     assert pipeline.get("decode_batch_estimator_info", estimator="per_second") == 1
@@ -51,14 +41,14 @@ def test_decode_batch_where_steps_are_counted_more_than_once_is_littles_law(conf
 
 def test_one_api_server_can_be_set_where_the_process_does_not_tell():
     """The Rust frontend exposes no process_start_time_seconds."""
-    pipeline = over_15_seconds(lambda b: b.decode(8, steps=100), TargetConfig(api_servers=1), Body())
+    pipeline = over(15, lambda b: b.decode(8, steps=100), TargetConfig(api_servers=1), Body())
 
     assert pipeline.get("decode_batch_size") == 8
 
 
 def test_decode_batch_is_absent_where_nothing_decodes():
     """A prefill-only or pooling engine: first tokens but never a gap. Not 0."""
-    pipeline = over_15_seconds(lambda b: b.first_tokens(0.2, times=9))
+    pipeline = over(15, lambda b: b.first_tokens(0.2, times=9))
 
     assert pipeline.get("decode_batch_size") is None
     assert pipeline.get("decode_batch_estimator_info") is None
@@ -88,7 +78,7 @@ def test_a_now_window_a_third_covered_is_enough_and_less_is_not():
 
 def test_occupancy_is_littles_law():
     """30 s of gaps in 15 s: 2 requests between first and last token, preempted ones included."""
-    pipeline = over_15_seconds(lambda b: b.decode(4, steps=100, step_seconds=0.075))
+    pipeline = over(15, lambda b: b.decode(4, steps=100, step_seconds=0.075))
 
     assert pipeline.get("decode_occupancy_requests") == pytest.approx(2)
 
@@ -101,7 +91,7 @@ PREFILL = "vllm:request_prefill_time_seconds"
 
 def test_prefilling_is_prefill_time_times_first_token_rate():
     """10 requests finished with 0.5 s of prefill each; 30 first tokens in 15 s are 2/s: 1 request in prefill."""
-    pipeline = over_15_seconds(lambda b: b.observe(PREFILL, 0.5, times=10).first_tokens(0.6, times=30))
+    pipeline = over(15, lambda b: b.observe(PREFILL, 0.5, times=10).first_tokens(0.6, times=30))
 
     assert pipeline.get("prefilling_requests") == pytest.approx(1)
 
@@ -118,15 +108,15 @@ def test_prefilling_takes_five_minutes_where_few_finished():
 
 def test_prefilling_is_zero_without_first_tokens_and_unknown_without_a_prefill_time():
     """No request got through: none is known to prefill. Some did but none finished: unknown."""
-    assert over_15_seconds(lambda b: b.decode(1, steps=1)).get("prefilling_requests") == 0
-    assert over_15_seconds(lambda b: b.first_tokens(0.6)).get("prefilling_requests") is None
+    assert over(15, lambda b: b.decode(1, steps=1)).get("prefilling_requests") == 0
+    assert over(15, lambda b: b.first_tokens(0.6)).get("prefilling_requests") is None
 
 
 @pytest.mark.parametrize("poison", [1e6, -1e6])
 def test_prefilling_is_absent_where_vllm_reports_the_uptime_as_a_prefill_time(poison):
     """A request ended before it was scheduled moves the sum by the host's uptime: the window is dropped."""
-    pipeline = over_15_seconds(
-        lambda b: b.observe(PREFILL, 0.5, times=10).observe(PREFILL, poison).first_tokens(0.6, times=30)
+    pipeline = over(
+        15, lambda b: b.observe(PREFILL, 0.5, times=10).observe(PREFILL, poison).first_tokens(0.6, times=30)
     )
 
     assert pipeline.get("prefilling_requests") is None
@@ -142,15 +132,13 @@ def queue(pipeline, body, waiting, *, at, served=0, seconds=10.0):
 
 
 def test_running_is_the_gauge():
-    assert over_15_seconds(lambda b: b.running(7)).get("running_requests") == 7
+    assert over(15, lambda b: b.running(7)).get("running_requests") == 7
 
 
 def test_waiting_by_reason():
     """473 deferred for an adapter or a transfer are visible as such, and the total is not shown beside its parts."""
     reason = "vllm:num_requests_waiting_by_reason"
-    pipeline = over_15_seconds(
-        lambda b: b.waiting(475).set(reason, 2, reason="capacity").set(reason, 473, reason="deferred")
-    )
+    pipeline = over(15, lambda b: b.waiting(475).set(reason, 2, reason="capacity").set(reason, 473, reason="deferred"))
 
     assert pipeline.get("waiting_requests", reason="capacity") == 2
     assert pipeline.get("waiting_requests", reason="deferred") == 473
@@ -159,12 +147,12 @@ def test_waiting_by_reason():
 
 def test_waiting_before_the_reason_was_told():
     """Before 0.20."""
-    assert over_15_seconds(lambda b: b.waiting(5)).get("waiting_requests", reason="unknown") == 5
+    assert over(15, lambda b: b.waiting(5)).get("waiting_requests", reason="unknown") == 5
 
 
 def test_waiting_is_not_derived_where_the_gauge_is_absent():
     """Not 0, nor all less running."""
-    pipeline = over_15_seconds(lambda b: b, body=Body().process().drop("vllm:num_requests_waiting"))
+    pipeline = over(15, lambda b: b, body=Body().process().drop("vllm:num_requests_waiting"))
 
     assert pipeline.get("waiting_requests") is None
     assert pipeline.get("queue_growth_requests_per_second") is None

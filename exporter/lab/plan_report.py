@@ -42,7 +42,7 @@ SECTIONS: Final = {
 
 PIPE_WIDTH: Final = 180
 _GIGA: Final = 1e9
-_UNITS: Final = ("_per_second", "_seconds", "_ratio", "_bytes", "_tokens", "_sequences")
+_SHOWN_UNITS: Final = ("_seconds", "_ratio", "_bytes")
 
 
 def print_plan(plan: Plan, console: Console | None = None) -> None:
@@ -81,7 +81,7 @@ def _table(title: str, rows: list[Row]) -> Table:
 
 def _label(key: str) -> str:
     """The key without the unit its value shows."""
-    for unit in _UNITS[1:4]:
+    for unit in _SHOWN_UNITS:
         key = key.removesuffix(unit)
     return key.replace("_per_second", "/s").replace("_", " ")
 

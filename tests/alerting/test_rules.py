@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from alerts import build
+from exporter.lab import observations
 from tests.alerting.promql import Parser
 from tests.alerting.rules import ALERTS, Checker, load
 from tests.programs import PROMETHEUS_VERSIONS, newer
@@ -126,6 +127,12 @@ def test_a_changed_threshold_reaches_the_rules(tmp_path: Path) -> None:
         assert "> 0.02" in rule.body["expr"]
         assert rule.body["for"] == "9m"
         assert "in 20m" in rule.body["annotations"]["description"]
+
+
+def test_edges_are_those_of_vllm_s_buckets() -> None:
+    """Up to 80 s, as the simulated engine has them, which is held against real scrapes."""
+    edges = {"raw_ttft_seconds": observations.TTFT_BUCKETS, "raw_tpot_seconds": observations.ITL_BUCKETS}
+    assert {name: tuple(edge for edge in found if edge <= 80) for name, found in edges.items()} == build.BUCKET_EDGES
 
 
 def test_expected_engines_become_series(tmp_path: Path) -> None:

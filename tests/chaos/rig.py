@@ -100,7 +100,7 @@ class Rig:
     async def fails(self, reason: str) -> None:
         """The target is down for that reason, and what it was is not shown as if it were now for long."""
         name = next(
-            name for name in self.read() if name.startswith(of_target("scrape_failures_total")) and reason in name
+            name for name in self.read() if name.startswith("vllm_sidecar_scrape_failures_total{") and reason in name
         )
         before = self.last[name]
         values = await self.until(lambda values: values[name] >= before + 2, f"failures by {reason}")
@@ -140,12 +140,9 @@ class Rig:
         return [sum(found)] if found else []
 
 
-def of_target(name: str, values: dict[str, float] | None = None) -> float | str | None:
-    """The start of a target's series, or its value."""
-    start = f"vllm_sidecar_{name}{{"
-    if values is None:
-        return start
-    return next((value for key, value in values.items() if key.startswith(start)), None)
+def of_target(name: str, values: dict[str, float]) -> float | None:
+    """The value of a target's series; of several, the first."""
+    return next((value for key, value in values.items() if key.startswith(f"vllm_sidecar_{name}{{")), None)
 
 
 async def calm(rig: Rig) -> None:

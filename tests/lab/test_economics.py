@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exporter.engine_schema import TokenWeights
 from exporter.lab.economics import (
+    DEFAULT_WEIGHTS,
     RequestClass,
     Traffic,
     cost_per_million,
@@ -16,6 +18,10 @@ from exporter.lab.economics import (
 )
 
 SHORT_AND_LONG = (RequestClass(1, 100, 100), RequestClass(1, 900, 300))
+
+
+def test_tokens_weigh_on_paper_what_they_weigh_live():
+    assert TokenWeights().model_dump() == DEFAULT_WEIGHTS
 
 
 def test_fluid_burst():
