@@ -33,7 +33,7 @@ def test_decode_batch_does_not_count_tokens_of_speculation():
 )
 def test_decode_batch_where_steps_are_counted_more_than_once_is_littles_law(config, body):
     """8 sequences, 500 steps of 0.02 s: 80 s of gaps in 15 s are 5.33 sequences over time. The info says so."""
-    pipeline = over(15, lambda b: b.decode(8, steps=500, step_seconds=0.02), config, body)
+    pipeline = over(15, lambda b: b.decode(8, steps=500, step_seconds=0.02), config=config, body=body)
 
     assert pipeline.get("decode_batch_size") == pytest.approx(80 / 15)
     assert pipeline.get("decode_batch_estimator_info", estimator="per_second") == 1
@@ -41,7 +41,7 @@ def test_decode_batch_where_steps_are_counted_more_than_once_is_littles_law(conf
 
 def test_one_api_server_can_be_set_where_the_process_does_not_tell():
     """The Rust frontend exposes no process_start_time_seconds."""
-    pipeline = over(15, lambda b: b.decode(8, steps=100), TargetConfig(api_servers=1), Body())
+    pipeline = over(15, lambda b: b.decode(8, steps=100), config=TargetConfig(api_servers=1), body=Body())
 
     assert pipeline.get("decode_batch_size") == 8
 
