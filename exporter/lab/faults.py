@@ -6,6 +6,7 @@ The application here is for a loopback address only.
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
+from math import inf
 from typing import Any
 
 from starlette.applications import Starlette
@@ -38,6 +39,17 @@ class Faults:
         self._delay = 0.0
         self._garbage: str | None = None
         self.active: dict[str, Arguments] = {}
+
+    @property
+    def restarting(self) -> bool:
+        """Whether a reset is under way."""
+        return self._restarting is not None and not self._restarting.done()
+
+    async def stop(self) -> None:
+        """Let no reset go on."""
+        if self._restarting is not None:
+            self._restarting.cancel()
+            await asyncio.gather(self._restarting, return_exceptions=True)
 
     async def delay(self) -> None:
         """Hold a scrape back."""
@@ -100,7 +112,7 @@ class Faults:
             live.die()
 
     def _set_slow(self, factor: float = 1.0, metrics_seconds: float = 0.0) -> None:
-        if factor <= 0 or metrics_seconds < 0:
+        if not (0 < factor < inf and 0 <= metrics_seconds < inf):
             raise ValueError("slow: factor must be above 0, metrics_seconds at least 0")
         self._delay = metrics_seconds
         for engine in self._serving().live:
@@ -110,8 +122,10 @@ class Faults:
         self._set_slow()
 
     def _set_reset(self, down_seconds: float = 0.0) -> None:
-        if down_seconds < 0:
+        if not 0 <= down_seconds < inf:
             raise ValueError("reset: down_seconds must be at least 0")
+        if self.restarting:
+            raise ValueError("reset: one is under way")
         self._delay, self._garbage = 0.0, None
         self.active.clear()
 

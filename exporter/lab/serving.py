@@ -1,7 +1,6 @@
 """The server behind one port: models, their engines, API servers, metrics. Restarting it makes all of it anew."""
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count, cycle
@@ -71,13 +70,14 @@ class Serving:
         self._tasks = [asyncio.create_task(live.run()) for live in self.live.values()]
 
     async def stop(self) -> None:
-        """Stop the engines; requests in flight fail."""
+        """Stop the engines; requests in flight fail. What an engine failed with is raised."""
         for live in self.live.values():
             live.die()
         for task in self._tasks:
             task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        for ended in await asyncio.gather(*self._tasks, return_exceptions=True):
+            if isinstance(ended, Exception):
+                raise ended
 
     def submit(self, generation: Generation) -> tuple[Stream, Callable[[], None]]:
         """Start a generation on the least loaded engines of its model; the callable aborts what is left of it."""

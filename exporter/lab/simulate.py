@@ -64,7 +64,8 @@ class Listener:
         """Stop listening and drop every connection."""
         if self._server and self._task:
             self._server.should_exit = self._server.force_exit = True
-            await self._task
+            # Whoever gives up waiting leaves it to end by itself.
+            await asyncio.shield(self._task)
 
 
 class Simulator:
@@ -97,7 +98,8 @@ class Simulator:
         self.serving.start()
 
     async def stop(self) -> None:
-        """Stop serving."""
+        """Stop serving, and what was to serve again."""
+        await self.faults.stop()
         await self.serving.stop()
         await asyncio.gather(self.listener.close(), self.control.close())
 

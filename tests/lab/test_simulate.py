@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -277,6 +278,18 @@ async def test_a_reset_refuses_connections_and_starts_from_nothing(client: Clien
     assert (await client.complete()).status_code == 200
 
 
+async def test_a_second_reset_waits_for_the_first(client: Client) -> None:
+    """Two at once would both listen again, one of them on a port that is taken. The end waits for neither."""
+    await client.fault("reset", down_seconds=0.3)
+    refused = await client.control.put("/faults/reset", json={})
+    assert (refused.status_code, refused.json()["error"]) == (400, "reset: one is under way")
+    async with asyncio.timeout(10):
+        while client.simulator.faults.restarting:  # noqa: ASYNC110 - seen from outside only
+            await asyncio.sleep(0.01)
+    assert (await client.complete()).status_code == 200
+    await client.fault("reset", down_seconds=3600)
+
+
 async def test_a_paused_engine_queues_and_a_sleeping_one_aborts(slow: Client) -> None:
     awake = 'vllm:engine_sleep_state{engine="0",model_name="simulated",sleep_state="awake"}'
     await slow.fault("pause")
@@ -319,11 +332,15 @@ async def test_scrapes_can_be_spoilt(client: Client) -> None:
         ("slow", {"factor": 0}, "slow: factor must be above 0, metrics_seconds at least 0"),
         ("sleep", {"level": 3}, "sleep: level is 1 or 2"),
         ("reset", {"down_seconds": -1}, "reset: down_seconds must be at least 0"),
+        ("slow", {"metrics_seconds": math.nan}, "slow: factor must be above 0, metrics_seconds at least 0"),
+        ("reset", {"down_seconds": math.nan}, "reset: down_seconds must be at least 0"),
+        ("reset", {"down_seconds": math.inf}, "reset: down_seconds must be at least 0"),
         ("hang", [1], "hang: arguments are an object"),
     ],
 )
 async def test_a_fault_that_makes_no_sense_is_refused(client: Client, name: str, arguments: Any, message: str) -> None:
-    response = await client.control.put(f"/faults/{name}", json=arguments)
+    """Python's JSON knows NaN and Infinity, and no server would come back from either."""
+    response = await client.control.put(f"/faults/{name}", content=json.dumps(arguments))
     assert (response.status_code, response.json()["error"]) == (400, message)
 
 
