@@ -53,6 +53,7 @@ check: $(VENV)/.dev ## lint, formatting, types, spelling, the hosted workflows, 
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
+	$(VENV)/bin/mypy --explicit-package-bases alerts docs examples fuzz/checks.py
 	$(VENV)/bin/codespell
 	$(VENV)/bin/yamllint --strict .
 	$(VENV)/bin/shellcheck --severity warning .ci/* tests/real_engine/setup

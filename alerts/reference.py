@@ -7,9 +7,9 @@ from typing import Any
 import yaml
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
+sys.path.insert(0, str(HERE.parent))
 
-import build  # noqa: E402
+from alerts import build  # noqa: E402
 
 SEVERITIES = {
     "critical": "Pages: somebody is woken, and can do something now",

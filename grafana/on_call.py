@@ -12,6 +12,7 @@ from grafana.queries import (
     ratio,
     series,
     total,
+    weighted_mean,
     worst,
 )
 
@@ -119,8 +120,7 @@ def _up() -> list[Panel]:
 
 def _part(of: str) -> str:
     """A part of the mean time to first token, weighted by the requests it is a mean of."""
-    first_tokens = rate("first_tokens_total")
-    return ratio(total("", f"{series(of)} * {first_tokens}"), total("", f"{series(of)} * 0 + {first_tokens}"))
+    return weighted_mean("", series(of), rate("first_tokens_total"))
 
 
 def _queue_or_batch() -> list[Panel]:

@@ -115,6 +115,19 @@ def ratio(above: str, below: str) -> str:
     return f"{above} / ({below} > 0)"
 
 
+def weighted_mean(by: str, values: str, weights: str, ignoring: str = "") -> str:
+    """The mean of what are means themselves, each by the weight that it is a mean of.
+
+    Args:
+        by: labels to keep.
+        values: one for each engine; an engine without one adds nothing to the weights either.
+        weights: per second.
+        ignoring: labels that only the values have.
+    """
+    matched = f"ignoring ({ignoring}) {weights}" if ignoring else weights
+    return ratio(total(by, f"{values} * {matched}"), total(by, f"{values} * 0 + {matched}"))
+
+
 def quantile(q: float, histogram: str, by: str = "") -> str:
     """A quantile of the merged buckets, absent without observations."""
     labels = f"le, {by}" if by else "le"

@@ -2,7 +2,7 @@
 
 from grafana.dashboard import Dashboard
 from grafana.panels import ORANGE, Panel, Query, Row, chart, stat
-from grafana.queries import aggregate, quantile, rate, ratio, series, total, worst
+from grafana.queries import aggregate, quantile, rate, ratio, series, total, weighted_mean, worst
 
 MODEL = "model_name"
 
@@ -22,19 +22,13 @@ def dashboard() -> Dashboard:
     )
 
 
-def _mean(name: str) -> str:
+def _per_step(name: str, own: str = "", ignoring: str = "") -> str:
     """The mean of a per-step value over engines, weighted by their steps."""
-    steps = rate("engine_steps_total")
-    return ratio(total(MODEL, f"{series(name)} * {steps}"), total(MODEL, f"{series(name)} * 0 + {steps}"))
+    return weighted_mean(MODEL, series(name, own), rate("engine_steps_total"), ignoring)
 
 
 def _positions(kind: str) -> str:
-    steps = rate("engine_steps_total")
-    positions = series("step_positions", f'kind="{kind}"')
-    return ratio(
-        total(MODEL, f"{positions} * ignoring (kind) {steps}"),
-        total(MODEL, f"{positions} * 0 + ignoring (kind) {steps}"),
-    )
+    return _per_step("step_positions", f'kind="{kind}"', ignoring="kind")
 
 
 def _roofline() -> list[Panel]:
@@ -70,7 +64,7 @@ def _roofline() -> list[Panel]:
         chart(
             "Step time",
             "Busy time over steps that produced output.",
-            Query(_mean("step_seconds"), "{{model_name}}"),
+            Query(_per_step("step_seconds"), "{{model_name}}"),
             unit="s",
         ),
         chart(
