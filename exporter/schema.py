@@ -254,7 +254,8 @@ class Config(TargetConfig):
     listen_address: ListenAddress = Field(f":{DEFAULT_PORT}", description="Where the sidecar serves.")
     page_address: ListenAddress | None = Field(
         None,
-        description="Where the page and the API are; the loopback's next port if null, or with the rest on a loopback.",
+        description="Where the page and the API are. Null: on the loopback's next port, or with the rest where that "
+        "is on the loopback already.",
     )
     web_config_file: ReadableFile | None = Field(
         None, description="TLS and users of our port, with exporter-toolkit's keys."
