@@ -36,8 +36,8 @@ class Fill:
         return self.history.last_two(owner).last_of(column)
 
 
-def totals(*values, column=TOKENS, **constant):
-    """The exported totals of a counter that stands at these values, with other columns constant."""
+def totals(*values, column=TOKENS):
+    """The exported totals of a counter that stands at these values."""
     fill, found = Fill(), []
     for value in values:
         fill.scrape({column: value})

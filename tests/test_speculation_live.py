@@ -9,8 +9,6 @@ from exporter.speculation import expected_tokens_per_step
 from tests.live import FOUR_H100, TINY, busy, engine, fed, named, recorded, steps
 from tests.recordings import truth
 
-HALF_ACCEPTED = {"drafted": 4, "accepted": 2}
-"""Per step and sequence: E is 3."""
 P = 182.344
 
 

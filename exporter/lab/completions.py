@@ -4,7 +4,7 @@ import json
 import random
 import uuid
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -213,9 +213,6 @@ class Answer:
             said = {"message": {"role": "assistant", "content": text}} if self._generation.chat else {"text": text}
             choices.append({"index": sequence, **said, "logprobs": None, "finish_reason": reason, "stop_reason": None})
         return self._head | {"choices": choices, "usage": self.usage}
-
-
-ChoiceWriter = Callable[[int, str, str | None], str]
 
 
 def _text(start: int, tokens: int) -> str:
