@@ -124,8 +124,8 @@ def test_the_repository_has_one_address() -> None:
     assert thresholds["runbook_url"]["value"] == firing.RUNBOOKS == f"{repository}/blob/main/alerts/runbooks"
     assert f"({repository})" in (ROOT / "helm/vllm-sidecar/README.md").read_text()
     assert repository == f"https://github.com/{image['repository']}"
-    pages = [*(ROOT / "docs").glob("*.md"), *(ROOT / "helm/inject").rglob("*.yaml")]
-    named = {name for page in pages for name in re.findall(r"ghcr\.io/(vllm-sidecar/[\w-]+)", page.read_text())}
+    pages = [ROOT / "SECURITY.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "helm/inject").rglob("*.yaml")]
+    named = {name for page in pages for name in re.findall(r"(?:ghcr\.io/|--repo )([\w-]+/[\w-]+)", page.read_text())}
     assert named == {image["repository"]}
 
 
