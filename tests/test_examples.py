@@ -46,6 +46,8 @@ class World:
 
     def __init__(self) -> None:
         self.sent: list[str] = []
+        self.away: set[str] = set()
+        self.asked: list[bool] = []
         self.said = {name: self.well(price) for name, price in (("small", 0.5), ("large", 5.0))}
         self.http = httpx.AsyncClient(transport=httpx.MockTransport(self.answer))
         self.tiers = [
@@ -67,8 +69,11 @@ class World:
     def answer(self, request: httpx.Request) -> httpx.Response:
         name, _, sidecar = request.url.host.partition("-")
         if sidecar == "sidecar":
+            self.asked.append(all(tier.open for tier in self.tiers))
             found = self.said[name][request.url.path.rpartition("/")[2]]
             return httpx.Response(503, json={"error": "lost"}) if found is None else httpx.Response(200, json=found)
+        if name in self.away:
+            raise httpx.ConnectError("refused")
         self.sent.append(request.url.host)
         return httpx.Response(200, content=streamed())
 
@@ -116,6 +121,43 @@ async def test_a_tier_that_is_not_well_is_left_alone_and_without_any_the_client_
     [refused] = await world.ask(SIMPLE)
     assert refused.status_code == 503
     assert refused.headers["retry-after"] == "1"
+
+
+async def test_tiers_stay_open_while_their_sidecars_are_asked() -> None:
+    """Four questions to each of two, each time: a request in between finds both as they last were."""
+    world = World()
+    await world.ask()
+    world.asked.clear()
+    await world.ask()
+    assert world.asked == [True] * 8
+
+
+async def test_a_tier_that_does_not_answer_is_passed_over_until_it_is_asked_again() -> None:
+    world = World()
+    world.away = {"small"}
+    await world.ask(SIMPLE)
+    assert world.sent == ["large"]
+    assert not world.tiers[0].open
+    world.away = {"small", "large"}
+    [refused] = await world.ask(SIMPLE)
+    assert refused.status_code == 503
+    world.away = set()
+    await world.ask(SIMPLE)
+    assert world.sent == ["large", "small"]
+
+
+async def test_an_answer_of_another_kind_closes_the_tier() -> None:
+    """A proxy's page in JSON, or a sidecar of another version: not known is not well, and the watching goes on."""
+    world = World()
+    world.said["small"] |= {"saturation": {"error": "no"}}
+    await world.ask(SIMPLE)
+    assert world.sent == ["large"]
+    assert "saturation_ratio" in world.tiers[0].said
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"7"])
+async def test_a_body_that_is_no_object_is_refused(content: bytes) -> None:
+    assert (await World().client.post("/v1/completions", content=content)).status_code == 400
 
 
 async def test_speculation_is_used_while_it_pays() -> None:

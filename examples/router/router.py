@@ -72,20 +72,27 @@ class Tier:
         return self.speculating_url if self.speculating_url and self.speculate else self.url
 
     async def ask(self, http: httpx.AsyncClient) -> None:
-        """Take in what the sidecar says now. It answers 503 rather than anything stale, and then nothing is known."""
-        self.saturation = self.warmth = self.predicted_ttft_seconds = None
-        self.speculate = False
+        """Take in what the sidecar says now. It answers 503 rather than anything stale, and then nothing is known.
+
+        While it is asked, what it last said holds.
+        """
         try:
             found = {path: await self._read(http, path) for path in ("saturation", "warmth", "speculation", "signals")}
-        except (httpx.HTTPError, ValueError) as error:
-            self.said = str(error)
-            return
-        self.saturation = found["saturation"]["saturation_ratio"]
-        self.predicted_ttft_seconds = found["saturation"]["predicted_ttft_seconds"]
-        self.warmth = found["warmth"]["weight"]
-        self.speculate = all(engine["advised"] for engine in found["speculation"]["engines"])
-        self.dollars = _price(found["signals"]["targets"]) or self.dollars
-        self.said = "well"
+            self.saturation = found["saturation"]["saturation_ratio"]
+            self.predicted_ttft_seconds = found["saturation"]["predicted_ttft_seconds"]
+            self.warmth = found["warmth"]["weight"]
+            self.speculate = all(engine["advised"] for engine in found["speculation"]["engines"])
+            self.dollars = _price(found["signals"]["targets"]) or self.dollars
+        except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+            self.close(repr(error))
+        else:
+            self.said = "well"
+
+    def close(self, why: str) -> None:
+        """Send it nothing until its sidecar has been asked again."""
+        self.saturation = self.warmth = self.predicted_ttft_seconds = None
+        self.speculate = False
+        self.said = why
 
     async def _read(self, http: httpx.AsyncClient, path: str) -> dict[str, Any]:
         answer = await http.get(f"{self.sidecar}/api/v1/{path}", timeout=1.0)
@@ -163,18 +170,26 @@ def create_app(tiers: Sequence[Tier], http: httpx.AsyncClient) -> FastAPI:
     @app.post("/v1/completions")
     @app.post("/v1/chat/completions")
     async def route(request: Request) -> Response:
-        body = await request.json()
-        chosen = choose(tiers, complexity(body))
-        if chosen is None:
-            said = {tier.name: tier.said for tier in tiers}
-            return JSONResponse({"error": "no tier has room", "tiers": said}, 503, {"Retry-After": "1"})
-        sent = http.build_request("POST", chosen.address + request.url.path, json=body, timeout=None)
-        answer = await http.send(sent, stream=True)
-        ledger.add(tiers, chosen, body.get("max_tokens") or 0)
-        headers = {"X-Tier": chosen.name, "Content-Type": answer.headers.get("content-type", "application/json")}
-        return StreamingResponse(
-            answer.aiter_raw(), answer.status_code, headers, background=BackgroundTask(answer.aclose)
-        )
+        try:
+            body = await request.json()
+        except ValueError:
+            body = None
+        if not isinstance(body, dict):
+            return JSONResponse({"error": "the body is no JSON object"}, 400)
+        while chosen := choose(tiers, complexity(body)):
+            sent = http.build_request("POST", chosen.address + request.url.path, json=body, timeout=None)
+            try:
+                answer = await http.send(sent, stream=True)
+            except httpx.TransportError as error:
+                chosen.close(repr(error))
+                continue
+            ledger.add(tiers, chosen, body.get("max_tokens") or 0)
+            headers = {"X-Tier": chosen.name, "Content-Type": answer.headers.get("content-type", "application/json")}
+            return StreamingResponse(
+                answer.aiter_raw(), answer.status_code, headers, background=BackgroundTask(answer.aclose)
+            )
+        said = {tier.name: tier.said for tier in tiers}
+        return JSONResponse({"error": "no tier has room", "tiers": said}, 503, {"Retry-After": "1"})
 
     @app.get("/savings")
     async def savings() -> dict[str, Any]:
