@@ -1,13 +1,12 @@
 """What a simulated engine exposes, against real scrapes of vLLM 0.32, and what is observed when."""
 
-import lzma
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from exporter.exposition import Scraped
 from exporter.lab.arrivals import Pattern, arrivals
 from exporter.lab.engine import Engine
 from exporter.lab.engine_metrics import EngineCollector, registry
@@ -16,8 +15,8 @@ from exporter.lab.observations import token_buckets
 from exporter.lab.profiles import PROFILES, Speculation
 from exporter.lab.scheduler import Parent, Request
 from exporter.lab.virtual import run
+from tests.recordings import entries
 
-DATA = Path(__file__).parent / "data"
 TINY = replace(PROFILES["demo"], max_model_len=4096)
 ONE_STEP = 0.02
 """Seconds of a step that does little in the demo profile."""
@@ -30,7 +29,8 @@ def server(engines: list[Engine], *, multiprocess: bool = False) -> tuple[Collec
 
 def scrape(recording: str, when: str) -> str:
     """The first or last body of a recording of a real vLLM 0.32.0."""
-    return lzma.decompress((DATA / f"vllm-0.32-{recording}-{when}.txt.xz").read_bytes()).decode()
+    good = [entry.outcome.body for entry in entries(recording) if isinstance(entry.outcome, Scraped)]
+    return good[{"first": 0, "last": -1}[when]].decode()
 
 
 def shape(body: str) -> set[object]:
