@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import math
+import os
 import ssl
 import time
 import zlib
@@ -227,7 +228,11 @@ def _failure(error: Exception) -> Failure:
             told = getattr(cause, "verify_message", None) or getattr(cause, "reason", None)
             return Failure(Reason.TLS, told or str(cause))
         cause = cause.__cause__ or cause.__context__
-    return Failure(Reason.CONNECT, (str(error) or type(error).__name__)[:LONGEST_DETAIL])
+    told = None
+    if isinstance(error, OSError) and error.errno is not None:
+        # asyncio's own text repeats the address, which is named beside it.
+        told = os.strerror(error.errno) if error.errno > 0 else error.strerror
+    return Failure(Reason.CONNECT, (told or str(error) or type(error).__name__)[:LONGEST_DETAIL])
 
 
 def next_due(due: float, interval: float, now: float) -> float:

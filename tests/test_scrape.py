@@ -170,12 +170,15 @@ async def test_each_way_to_fail_has_its_reason(answer: Any, reason: Reason) -> N
 async def test_nothing_listens(unused_tcp_port: int) -> None:
     """An engine that is not there yet refuses the connection."""
     outcome = await scraped(f"http://127.0.0.1:{unused_tcp_port}")
-    assert reason_of(outcome) is Reason.CONNECT
+    assert outcome == Failure(Reason.CONNECT, "Connection refused")
 
 
 async def test_a_name_that_does_not_resolve_is_a_failed_connection() -> None:
     """RFC 6761: .invalid never resolves."""
-    assert reason_of(await scraped("http://engine.invalid:8000")) is Reason.CONNECT
+    outcome = await scraped("http://engine.invalid:8000")
+    assert reason_of(outcome) is Reason.CONNECT
+    assert isinstance(outcome, Failure)
+    assert "Errno" not in outcome.detail
 
 
 async def test_reset_mid_body_is_a_failed_connection() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -140,6 +140,8 @@ def create_app(serving: Callable[[], Serving], faults: Faults) -> ASGIApp:
             )
         except RequestError as error:
             return JSONResponse(error.body, error.status)
+        except ClientDisconnect:  # vLLM, too, calls that a bad request
+            return Response(status_code=400)
         return GenerationResponse(generation, now)
 
     async def models(_request: Request) -> Response:

@@ -25,7 +25,7 @@ from exporter.lab.simulate import Simulator, serving
 from tests.sidecar import Sidecar, sidecar
 
 PROFILE = replace(
-    PROFILES["demo"], weight_read_seconds=0.005, positions_per_second=50_000, kv_tokens=4_000, max_num_seqs=16
+    PROFILES["demo"], weight_read_seconds=0.005, positions_per_second=50_000, kv_tokens=2_000, max_num_seqs=16
 )
 INTERVAL_SECONDS, TIMEOUT_SECONDS, STALL_SECONDS = 0.2, 0.5, 1.0
 REQUESTS_PER_SECOND, LEAVING = 12.0, 0.15

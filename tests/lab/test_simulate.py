@@ -278,6 +278,16 @@ async def test_a_reset_refuses_connections_and_starts_from_nothing(client: Clien
     assert (await client.complete()).status_code == 200
 
 
+async def test_a_client_that_leaves_before_its_request_has_come_is_a_bad_request(client: Client) -> None:
+    """As FastAPI has it, and nothing is logged as if the server had failed."""
+    port = client.simulator.listener.port
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: engine\r\nContent-Length: 9\r\n\r\n{")
+    await writer.drain()
+    writer.close()
+    await client.until('http_requests_total{handler="/v1/completions",method="POST",status="4xx"}', 1)
+
+
 async def test_a_second_reset_waits_for_the_first(client: Client) -> None:
     """Two at once would both listen again, one of them on a port that is taken. The end waits for neither."""
     await client.fault("reset", down_seconds=0.3)
