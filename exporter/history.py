@@ -17,6 +17,8 @@ from exporter.snapshot import ABSENT, TARGET, Engine, Layout, Snapshot
 from exporter.upstream import SERIES, Column, Kind, Part
 
 PROCESS_START = Column("process_start")
+LARGEST = 1e100
+"""More is no count and no level of anything; sums and products of what is less stay finite."""
 
 
 class Restarts(NamedTuple):
@@ -117,7 +119,7 @@ class History:
     def _take_gauges(self, values: list[float | None]) -> None:
         for position in self._slots.gauges:
             value = values[position]
-            if value is not None and 0 <= value < math.inf:
+            if value is not None and 0 <= value < LARGEST:
                 self._now[position] = self._raw[position] = value
 
     def _count(self, values: list[float | None], reset: frozenset[Engine | None]) -> None:
@@ -129,7 +131,7 @@ class History:
         known = known - self._forgetful
         for position in self._slots.counters:
             value = values[position]
-            if value is None or not 0 <= value < math.inf:
+            if value is None or not 0 <= value < LARGEST:
                 continue
             last = raw[position]
             if reset and slots[position].owner in reset:
@@ -148,7 +150,7 @@ class History:
         raw, totals, slots = self._raw, self._totals, self._layout.slots
         for position in self._slots.sums:
             value = values[position]
-            if value is None or not math.isfinite(value):
+            if value is None or not -LARGEST < value < LARGEST:
                 continue
             owner = slots[position].owner
             base = 0.0 if owner in reset else raw[position]
@@ -161,7 +163,7 @@ class History:
     def _process_began_again(self, values: list[float | None]) -> bool | None:
         position = self._layout.target.get(PROCESS_START)
         started = None if position is None else values[position]
-        if position is None or started is None or not math.isfinite(started):
+        if position is None or started is None or not 0 <= started < LARGEST:
             return None
         last = self._raw[position]
         return not math.isnan(last) and started != last
@@ -190,6 +192,11 @@ class History:
             if column.series == series and slot < len(self._totals):
                 yield column.labels, self._totals[slot], slot < len(self._now) and not math.isnan(self._now[slot])
 
+    def total(self, owner: Engine | None, column: Column) -> float | None:
+        """A counter's running total, also when it is not there now; None before it was."""
+        slot = self._layout.columns(owner).get(column)
+        return None if slot is None or slot >= len(self._totals) or math.isnan(self._raw[slot]) else self._totals[slot]
+
     def last_two(self, owner: Engine | None) -> Window:
         """From the scrape before to the last one; only the last one after the first. There must have been one."""
         return Window(self._rows[-2:], self._layout.columns(owner), self._born)
@@ -212,7 +219,7 @@ class History:
         for key, buckets in self._slots.buckets.items():
             if key[0] in reset:
                 self._began_again.add(key)
-            here = frozenset(slot for slot in buckets if (value := values[slot]) is not None and 0 <= value < math.inf)
+            here = frozenset(slot for slot in buckets if (value := values[slot]) is not None and 0 <= value < LARGEST)
             if not here:
                 continue
             edges = self._edges.setdefault(key, here)

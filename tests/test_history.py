@@ -119,16 +119,16 @@ def test_elastic_scaling_is_a_reset_but_no_restart():
 
 
 def test_a_start_time_that_is_no_time_is_no_restart():
-    """NaN differs from everything, itself too: it must not count every scrape's totals anew."""
+    """NaN differs from everything, itself too. Neither it nor -5 may count every scrape's totals anew."""
     fill = Fill()
-    for started in (1000.0, math.nan, math.nan, math.inf, 1000.0):
+    for started in (1000.0, math.nan, math.nan, math.inf, -5.0, -5.0, 1e308, 1e308, 1000.0):
         restarts = fill.scrape({TOKENS: 100}, started=started)
         assert not restarts.process
 
     assert fill.total(TOKENS) == 0
 
 
-@pytest.mark.parametrize("broken", [-5.0, math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("broken", [-5.0, math.nan, math.inf, -math.inf, 1e308])
 def test_a_counter_that_is_no_count_is_left_out_and_resets_nothing(broken):
     """Neither itself nor its neighbours: 1e9 tokens of before are not counted because prompt tokens read -5."""
     fill = Fill()
@@ -142,7 +142,7 @@ def test_a_counter_that_is_no_count_is_left_out_and_resets_nothing(broken):
     assert (fill.total(TOKENS), fill.total(PROMPT)) == (2, 30)
 
 
-@pytest.mark.parametrize("broken", [-5.0, math.nan, math.inf])
+@pytest.mark.parametrize("broken", [-5.0, math.nan, math.inf, 1e308])
 def test_a_gauge_that_is_no_level_is_absent(broken):
     """-5 requests do not wait."""
     fill = Fill()
@@ -236,6 +236,26 @@ def test_a_sum_begins_again_with_its_engine():
     fill.scrape({TOKENS: 10, SUM: 5.0})
 
     assert fill.total(SUM) == 5
+
+
+@pytest.mark.parametrize("poisoned", [math.inf, -math.inf, math.nan, 1e308, -1e308])
+def test_a_sum_that_is_no_sum_is_left_out(poisoned):
+    """50, something that is no time, 60: 10, however often it comes."""
+    fill = Fill()
+    for value in (50.0, poisoned, poisoned, 60.0):
+        fill.scrape({TOKENS: 100, SUM: value})
+
+    assert fill.total(SUM) == 10
+
+
+def test_a_queue_of_1e308_requests_spends_no_time_at_any_level():
+    """2 s with 3 waiting, then 1e308 for 10 s, whose integral would be infinite for ever, then 2 s with 4: 6 + 8."""
+    fed, body = Fed(), Body().process()
+    for at, waiting in ((0, 3), (2, 3), (12, 1e308), (14, 4)):
+        fed.scrape(at, body.waiting(waiting))
+
+    assert fed.get("waiting_requests_time_count") == 4
+    assert fed.get("waiting_requests_time_sum") == 14
 
 
 # Windows
