@@ -4,8 +4,11 @@ A restarted engine shows a route again only when that has been asked for, and ma
 counted before stays in the sum.
 """
 
+from collections.abc import Iterator
+
 from exporter.history import History
 from exporter.signals.arrivals import FINISHED, GENERATION_ROUTES, REJECTED, RESPONSES
+from exporter.signals.cost import COMPUTED, OUTPUT, PROMPT
 from exporter.snapshot import TARGET, Engine, Layout
 from exporter.upstream import Column, Part
 
@@ -13,12 +16,19 @@ STATUS_CLASSES = frozenset(("1xx", "2xx", "3xx", "4xx", "5xx"))
 FROM_THE_START = ("2xx", "4xx", "5xx")
 """Classes that are there before their first response, which so has a rate."""
 
+TOKENS = (
+    Column("generation_tokens"),
+    Column("prompt_tokens"),
+    Column("prompt_tokens_by_source", labels=("local_compute",)),
+    Column("prefix_hits"),
+)
+
 Key = tuple[Engine | None, Column]
 
 
 class Sums:
     """The sums of one target, as columns of its own: responses of generation routes by status class, requests
-    rejected, requests finished by each engine and by all.
+    rejected, requests finished by each engine and by all, tokens of all engines.
 
     Args:
         layout: the target's.
@@ -67,7 +77,17 @@ class Sums:
                 _add(standing, (TARGET, Column(FINISHED)), total)
                 if shown:
                     here.add((engine, Column(FINISHED)))
+            for name, tokens in self._tokens(engine):
+                _add(standing, (TARGET, Column(name)), tokens)
+                here.add((TARGET, Column(name)))
         return standing, here
+
+    def _tokens(self, engine: Engine) -> Iterator[tuple[str, float]]:
+        generated, prompted, local, hits = (self._history.total(engine, column) for column in TOKENS)
+        computed = max(0.0, prompted - hits) if local is None and prompted is not None and hits is not None else local
+        for name, tokens in ((OUTPUT, generated), (PROMPT, prompted), (COMPUTED, computed)):
+            if tokens is not None:
+                yield name, tokens
 
 
 def _add(sums: dict[Key, float], key: Key, number: float) -> None:

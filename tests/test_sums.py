@@ -110,3 +110,16 @@ def test_answers_of_an_engine_that_was_there_for_a_while_are_not_arrivals_of_the
     fed.scrape(10, zero.http(1015).first_tokens(0.2, times=5).finish(times=5))
 
     assert fed.get("arrivals_total", engine="0") == 15
+
+
+def test_tokens_of_an_engine_that_went_stay_under_the_bill_they_were_made_for():
+    """Two engines at $1 and 10 tokens a second each: $100,000 per million, before, when one goes, and after."""
+    fed = Fed(TargetConfig(gpu_hour_dollars=3600.0))
+    zero, one, prices = Body(engine="0").process(), Body(engine="1"), []
+    for at in range(0, 200, 2):
+        fed.scrape(at, zero, *([one] if at < 120 else []))
+        zero.tokens(generated=20, prompt=20)
+        one.tokens(generated=20, prompt=20)
+        prices.append(fed.get("cost_dollars_per_million_tokens", basis="output", window="1m"))
+
+    assert {round(price) for price in prices[30:]} == {100_000}

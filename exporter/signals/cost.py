@@ -5,11 +5,13 @@ All of it is the target's: engines behind one port share the bill.
 
 from collections.abc import Iterable
 
-from exporter.signals.step import computed_prompt_tokens
+from exporter.signals.arrivals import FINISHED
 from exporter.signals.view import Labelled, State, TargetView, Value
 from exporter.signals.window import Window, divide, plus
 
 BUSY, IDLE, UNAVAILABLE = "busy", "idle", "unavailable"
+OUTPUT, PROMPT, COMPUTED = "tokens_generated", "tokens_prompted", "tokens_computed"
+"""Columns of ours: sums over a target's engines, those included that are gone: their dollars are in the bill."""
 MILLION = 1e6
 HOUR_SECONDS = 3600.0
 
@@ -80,7 +82,7 @@ def baseline_multiple(view: TargetView) -> Labelled:
 def requests_per_dollar(view: TargetView) -> Labelled:
     """Finished requests per dollar."""
     return {
-        (name,): divide(_engines(view, name, "finished"), _spent(window, (BUSY, IDLE, UNAVAILABLE)))
+        (name,): divide(window.increase(FINISHED), _spent(window, (BUSY, IDLE, UNAVAILABLE)))
         for name, window in view.windows.items()
     }
 
@@ -89,19 +91,18 @@ def _per_million(view: TargetView, states: tuple[str, ...]) -> Labelled:
     found: dict[tuple[str, ...], Value] = {}
     for name, window in view.windows.items():
         spent = _spent(window, states)
-        output, prompt = _engines(view, name, "generation_tokens"), _engines(view, name, "prompt_tokens")
+        output, prompt = window.increase(OUTPUT), window.increase(PROMPT)
         if spent is None or not output:
             continue  # no traffic, or an engine that only prefills: there is no price per token
         found["output", "output", name] = spent / output * MILLION
         found["all", "all", name] = None if prompt is None else spent / (output + prompt) * MILLION
-        for token_type, dollars in _weighted(view, name, spent, prompt, output).items():
+        for token_type, dollars in _weighted(view, spent, prompt, window.increase(COMPUTED), output).items():
             found["weighted", token_type, name] = dollars * MILLION
     return found
 
 
-def _weighted(view: TargetView, window: str, spent: float, prompt: Value, output: float) -> dict[str, float]:
+def _weighted(view: TargetView, spent: float, prompt: Value, computed: Value, output: float) -> dict[str, float]:
     """Dollars per token of each type, in the proportion of the weights; empty where the types are not known."""
-    computed = plus(*(computed_prompt_tokens(each.windows[window]) for each in view.engines))
     if prompt is None or computed is None:
         return {}
     weights, cached = view.config.token_weights, max(0.0, prompt - computed)
@@ -112,16 +113,3 @@ def _weighted(view: TargetView, window: str, spent: float, prompt: Value, output
 
 def _spent(window: Window, states: tuple[str, ...]) -> Value:
     return plus(*(window.increase("dollars", state) for state in states))
-
-
-def _engines(view: TargetView, window: str, series: str) -> Value:
-    """A counter's increase summed over the target's engines; None where an engine's is not known."""
-    increases = []
-    for engine in view.engines:
-        seen = engine.windows.get(window)
-        if seen is None:
-            return None
-        found = [seen.increase(series, *labels) for labels in seen.labelled(series)]
-        known = [value for value in found if value is not None]
-        increases.append(sum(known) if known else None)
-    return plus(*increases) if increases else None
