@@ -188,9 +188,11 @@ class History:
 
     def standing(self, owner: Engine | None, series: str) -> Iterator[tuple[tuple[str, ...], float, bool]]:
         """A labelled counter: labels, running total also of what is not there now, and whether it is there."""
-        for column, slot in self._layout.columns(owner).items():
-            if column.series == series and slot < len(self._totals):
-                yield column.labels, self._totals[slot], slot < len(self._now) and not math.isnan(self._now[slot])
+        columns = self._layout.columns(owner)
+        for labels in columns.labelled(series):
+            slot = columns[Column(series, Part.VALUE, labels)]
+            if slot < len(self._totals):
+                yield labels, self._totals[slot], slot < len(self._now) and not math.isnan(self._now[slot])
 
     def total(self, owner: Engine | None, column: Column) -> float | None:
         """A counter's running total, also when it is not there now; None before it was."""
