@@ -32,6 +32,13 @@ def test_capacity_of_an_older_engine():
     assert capacity(cache(engine(), num_gpu_blocks=1000)) == {"0": 16_000}
 
 
+def test_capacity_of_an_engine_that_is_not_named_there():
+    """vLLM 0.8.5 has engine="0" on its series, but none on this one: 1,000 blocks of 16 tokens."""
+    body = engine().own("vllm:cache_config_info", 1, block_size="16", num_gpu_blocks="1000")
+
+    assert capacity(body) == {"0": 16_000}
+
+
 def test_blocks_are_the_sum_over_the_servers_engines():
     """vLLM repeats the sum on every engine: 2,000 blocks behind two engines are 16,000 tokens each."""
     bodies = [cache(Body(engine=name), name, num_gpu_blocks=2000) for name in ("0", "1")]

@@ -146,21 +146,24 @@ def test_families_without_samples_are_no_engines():
     assert {owner for owner, *_ in found if owner} == {LLAMA_V0, Engine("other/OTHER", "")}
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if not name.startswith(("26", "made-42", "made-45"))])
+# 17 has no counter, 26 nothing of ours, and the made ones have what a plain split cannot read.
+@pytest.mark.parametrize("name", [name for name in FILES if not name.startswith(("17", "26", "made-42", "made-45"))])
 def test_what_is_read_is_what_a_plain_split_finds(name):
-    """A second, independent reading: split at the last blank, look the name up, sum over the model's labels."""
-    plain = {}
+    """A second, independent reading: split at the last blank, look the name up, sum over all labels, newest name."""
+    by_name = {}
     for line in (SCRAPES / name).read_text(encoding="utf-8").splitlines():
         sample = SAMPLES.get(line.split("{")[0].split(" ")[0])
-        old = sample and (sample.rank or sample.v1_only)
-        if sample and not old and sample.series.kind is Kind.COUNTER:
-            plain[sample.series.key] = plain.get(sample.series.key, 0) + float(line.rpartition(" ")[2])
+        if sample and sample.series.kind is Kind.COUNTER:
+            key = sample.series.key, -sample.rank
+            by_name[key] = by_name.get(key, 0) + float(line.rpartition(" ")[2])
+    plain = {series: by_name[series, rank] for series, rank in sorted(by_name)}
     found, _ = read(name)
     ours = {}
     for (_, series, _, _), number in found.items():
         if number is not None and series in plain:
             ours[series] = ours.get(series, 0) + number
 
+    assert plain
     assert ours == plain
 
 

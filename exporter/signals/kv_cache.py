@@ -31,9 +31,10 @@ def capacity_of(target: Window, engine: str) -> Value:
     """Tokens of an engine's KV cache, from the target's ``cache_config_info`` as of the last scrape.
 
     From 0.24 as vLLM says; before that blocks x block size, the blocks being summed over all engines of the server.
+    Before 0.9 the series does not name an engine.
     """
     present = [labels for labels in target.labelled("cache_config") if target.last("cache_config", *labels)]
-    own = next((labels for labels in present if labels[0] == engine), None)
+    own = next((labels for name in (engine, "") for labels in present if labels[0] == name), None)
     if own is None:
         return None
     _, tokens, blocks, block_size = own
