@@ -80,12 +80,14 @@ def label_names(row: Metric, suffix: str) -> tuple[str, ...]:
 
 def points(filled: Filled) -> Iterator[tuple[str, tuple[str, ...], float]]:
     """What a signal gave as (suffix of the sample's name, values of the labels that are its own, number)."""
+    if filled is None:
+        return
     if isinstance(filled, Histogram):
         yield from _buckets(filled.edges, filled.counts, filled.total)
     elif isinstance(filled, TimeAtLevel):
         yield from _buckets((*filled.edges, math.inf), filled.counts, filled.total)
     elif not isinstance(filled, Mapping):
-        if filled is not None and math.isfinite(filled):
+        if math.isfinite(filled):
             yield "", (), filled
     else:
         for labels, value in values(filled).items():

@@ -82,7 +82,8 @@ _BAD = -3
 class Parser:
     """Reads the bodies of one target, one after the other, into slots of one layout.
 
-    What it remembers is of the last good body: a refused one leaves nothing, neither here nor in the layout.
+    What it remembers is of the last good body. One refused for its size leaves only what is needed to tell it again
+    without reading it, and nothing in the layout.
 
     Args:
         layout: the target's; slots are added as series appear.
@@ -97,6 +98,7 @@ class Parser:
         self._known: dict[bytes, int] = {}
         self._rank: dict[int, int] = {}
         self._shadowed = self._displaced = False
+        self._too_many: frozenset[bytes] = frozenset()
         self._last_lines: list[bytes] = []
         self._last_heads: list[bytes] = []
         self._last_slots: list[int] = []
@@ -152,6 +154,8 @@ class Parser:
         return self._last
 
     def _whole(self, lines: list[bytes]) -> Snapshot | Failure:
+        if self._too_many and self._too_many.issubset(line.rpartition(b" ")[0] for line in lines):
+            return self._too_large()
         slots = len(self._layout.slots)
         before = self._known.copy(), self._rank.copy(), self._shadowed
         result = self._in_both_orders(lines)
@@ -205,7 +209,8 @@ class Parser:
                 values[slot] = value
                 series += 1
                 if series > self._max_series:
-                    return Failure(Reason.TOO_LARGE, f"more than {self._max_series} series of ours")
+                    self._too_many = frozenset(heads)
+                    return self._too_large()
             else:
                 bad += 1  # the same series again: the first one stays, neither is summed nor overwritten
         engines = self._engines_in(values)
@@ -214,6 +219,7 @@ class Parser:
         if engines > MAX_ENGINES:
             return Failure(Reason.TOO_LARGE, f"more than {MAX_ENGINES} engines")
         self._known = {head: known[head] for head in heads if head in known}
+        self._too_many = frozenset()
         self._last_lines, self._last_slots, self._last = lines, slots, Snapshot(values, bad)
         # What is no head, a line with its break, begins no line: such a one is read anew when it changes.
         self._last_heads = [
@@ -221,6 +227,9 @@ class Parser:
             for head, line in zip(heads, lines, strict=True)
         ]
         return self._last
+
+    def _too_large(self) -> Failure:
+        return Failure(Reason.TOO_LARGE, f"more than {self._max_series} series of ours")
 
     def _engines_in(self, values: list[float | None]) -> int:
         """How many engines have a value."""

@@ -4,9 +4,9 @@ from itertools import pairwise
 
 import pytest
 
-from exporter.exposition import Reason
+from exporter.exposition import Parser, Reason
 from exporter.schema import Scrape, TargetConfig
-from exporter.snapshot import MAX_ENGINES
+from exporter.snapshot import MAX_ENGINES, Layout
 from tests.bodies import Body, Fed
 
 TTFT = "vllm:time_to_first_token_seconds"
@@ -202,6 +202,24 @@ def test_a_refused_body_leaves_nothing_behind():
     assert {failure.reason for failure in refused} == {Reason.TOO_LARGE}
     assert left == 0
     assert fed.scrape(3, Body().process()) is None
+
+
+def test_a_body_that_is_refused_again_is_let_in_once_it_is_small_enough():
+    """One label too many, the same with other numbers, two fewer, as before, all others, two fewer again."""
+    fed, body = Fed(room_for(400)), Body().process().text()
+    room = 400 - len(Parser(Layout()).parse(body).values)
+    many = [rejected(f"{n}") for n in range(room + 1)]
+    outcomes = [
+        fed.scrape(0, body, *many),
+        fed.scrape(1, body, *(line.replace(b" 1", b" 2") for line in many)),
+        fed.scrape(2, body, *many[:-2]),
+        fed.scrape(3, body, *many),
+        fed.scrape(4, body, *(rejected(f"other-{n}") for n in range(room + 1))),
+        fed.scrape(5, body, *many[2:]),
+    ]
+
+    assert [outcome is None for outcome in outcomes] == [False, False, True, False, False, True]
+    assert fed.get("scrape_failures_total", reason="too_large") == 4
 
 
 def test_a_refused_body_between_good_ones_costs_the_good_ones_nothing():
