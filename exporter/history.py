@@ -7,9 +7,8 @@ restart. A row of the ring holds that running total, so an increase over any win
 import math
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import compress
 from typing import NamedTuple
 
 from exporter.signals.window import Row, Window
@@ -254,11 +253,10 @@ class History:
         dropped = {slot.owner for position, slot in enumerate(self._layout.slots) if position not in new}
         self._forgetful = (self._forgetful | dropped) & owners
         self._began_again = {key for key in self._began_again if key in self._edges}
-        chosen = [slot in new for slot in range(len(self._totals))]
-        self._raw, self._born = list(compress(self._raw, chosen)), list(compress(self._born, chosen))
-        self._totals = array("d", compress(self._totals, chosen))
-        self._rows = [Row(row.at, array("d", compress(row.numbers, chosen))) for row in self._rows]
-        self._now = array("d", compress(self._now, chosen))
+        runs = _runs(kept)
+        self._raw, self._born = list(_of_runs(self._raw, runs)), list(_of_runs(self._born, runs))
+        self._totals, self._now = _of_runs(self._totals, runs), _of_runs(self._now, runs)
+        self._rows = [Row(row.at, _of_runs(row.numbers, runs)) for row in self._rows]
         self._slots = _Slots()
 
     def _grow(self) -> None:
@@ -267,3 +265,18 @@ class History:
             self._raw.extend([ABSENT] * more)
             self._totals.extend([0.0] * more)
             self._born.extend([self._at] * more)
+
+
+def _runs(kept: list[int]) -> list[slice]:
+    """Ascending slots as runs without a gap."""
+    ends = [position for position in range(1, len(kept)) if kept[position] != kept[position - 1] + 1]
+    bounds = zip([0, *ends], [*ends, len(kept)], strict=True)
+    return [slice(kept[start], kept[end - 1] + 1) for start, end in bounds]
+
+
+def _of_runs(numbers: Sequence[float], runs: list[slice]) -> "array[float]":
+    """The numbers in those slots; a row may end before."""
+    found = array("d")
+    for run in runs:
+        found.extend(numbers[run])
+    return found
