@@ -70,13 +70,12 @@ class Sums:
         for _, total, _ in self._history.standing(TARGET, "rejections"):
             _add(standing, (TARGET, Column(REJECTED)), total)
         here.add((TARGET, Column(REJECTED)))
-        here.add((TARGET, Column(FINISHED)))
         for engine in self._layout.engines:
             for _, total, shown in self._history.standing(engine, "finished"):
                 _add(standing, (engine, Column(FINISHED)), total)
                 _add(standing, (TARGET, Column(FINISHED)), total)
                 if shown:
-                    here.add((engine, Column(FINISHED)))
+                    here |= {(engine, Column(FINISHED)), (TARGET, Column(FINISHED))}
             for name, tokens in self._tokens(engine):
                 _add(standing, (TARGET, Column(name)), tokens)
                 here.add((TARGET, Column(name)))

@@ -123,3 +123,30 @@ def test_tokens_of_an_engine_that_went_stay_under_the_bill_they_were_made_for():
         prices.append(fed.get("cost_dollars_per_million_tokens", basis="output", window="1m"))
 
     assert {round(price) for price in prices[30:]} == {100_000}
+
+
+def test_what_no_engine_says_is_no_zero():
+    """Without request_success nothing is known of requests per dollar, nor of who left: 5 were answered."""
+    fed = Fed(TargetConfig(gpu_hour_dollars=3600.0))
+    body = Body().process().http(0).drop("vllm:request_success_total")
+    for at in range(0, 62, 2):
+        fed.scrape(at, body)
+    fed.scrape(62, body.http(5))
+
+    assert fed.get("requests_per_dollar") is None
+    assert fed.get("abandoned_requests_total") is None
+    assert fed.get("offered_requests_total") == 5
+
+
+def test_nobody_is_said_to_have_left_while_the_lines_of_finished_requests_are_lost():
+    """10 answered and finished, then for three scrapes not a line of request_success: not known, then still nobody."""
+    fed, body = Fed(), Body().process()
+    fed.scrape(0, body.http(0))
+    fed.scrape(2, body.http(10).finish(times=10))
+    for at in (4, 6, 8):
+        fed.scrape(at, body.text().replace(b"vllm:request_success_total", b"vllm:renamed_total"))
+    lost = fed.get("abandoned_requests_total")
+    for at in (10, 12):
+        fed.scrape(at, body)
+
+    assert (lost, fed.get("abandoned_requests_total")) == (None, 0)

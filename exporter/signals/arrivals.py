@@ -52,7 +52,7 @@ class Frontend:
     """What the HTTP layer and the engines behind it count, at one scrape."""
 
     answered: float | None
-    finished: float
+    finished: float | None
     in_flight: float | None
     rejected: float
     failed: float
@@ -60,7 +60,7 @@ class Frontend:
     @classmethod
     def read(cls, target: Window, engines: Sequence[Window], read: Read) -> "Frontend":
         """From the columns of the target and of its engines."""
-        finished = read(target, FINISHED) or 0.0
+        finished = read(target, FINISHED)
         levels = [read(one, gauge) for one in engines for gauge in ("running", "waiting")]
         known = [level for level in levels if level is not None]
         # Behind several API servers there are no gauges before the first step.
