@@ -4,8 +4,6 @@ A restarted engine shows a route again only when that has been asked for, and ma
 counted before stays in the sum.
 """
 
-from collections.abc import Iterator
-
 from exporter.history import History
 from exporter.signals.arrivals import FINISHED, GENERATION_ROUTES, REJECTED, RESPONSES
 from exporter.signals.cost import COMPUTED, OUTPUT, PROMPT
@@ -70,23 +68,26 @@ class Sums:
         for _, total, _ in self._history.standing(TARGET, "rejections"):
             _add(standing, (TARGET, Column(REJECTED)), total)
         here.add((TARGET, Column(REJECTED)))
+        told_apart = True
         for engine in self._layout.engines:
             for _, total, shown in self._history.standing(engine, "finished"):
                 _add(standing, (engine, Column(FINISHED)), total)
                 _add(standing, (TARGET, Column(FINISHED)), total)
                 if shown:
                     here |= {(engine, Column(FINISHED)), (TARGET, Column(FINISHED))}
-            for name, tokens in self._tokens(engine):
-                _add(standing, (TARGET, Column(name)), tokens)
+            tokens = self._tokens(engine)
+            told_apart = told_apart and (COMPUTED in tokens or PROMPT not in tokens)
+            for name, total in tokens.items():
+                _add(standing, (TARGET, Column(name)), total)
                 here.add((TARGET, Column(name)))
-        return standing, here
+        return standing, here if told_apart else here - {(TARGET, Column(COMPUTED))}
 
-    def _tokens(self, engine: Engine) -> Iterator[tuple[str, float]]:
+    def _tokens(self, engine: Engine) -> dict[str, float]:
+        """What an engine generated, was given, and computed of that, as far as it tells."""
         generated, prompted, local, hits = (self._history.total(engine, column) for column in TOKENS)
         computed = max(0.0, prompted - hits) if local is None and prompted is not None and hits is not None else local
-        for name, tokens in ((OUTPUT, generated), (PROMPT, prompted), (COMPUTED, computed)):
-            if tokens is not None:
-                yield name, tokens
+        found = {OUTPUT: generated, PROMPT: prompted, COMPUTED: computed}
+        return {name: total for name, total in found.items() if total is not None}
 
 
 def _add(sums: dict[Key, float], key: Key, number: float) -> None:

@@ -150,3 +150,16 @@ def test_nobody_is_said_to_have_left_while_the_lines_of_finished_requests_are_lo
         fed.scrape(at, body)
 
     assert (lost, fed.get("abandoned_requests_total")) == (None, 0)
+
+
+def test_a_weighted_price_needs_every_engine_to_say_what_it_computed():
+    """Engine 1 tells neither sources nor hits: its prompts are not all cached, so no token has a weighted price."""
+    fed = Fed(TargetConfig(gpu_hour_dollars=3600.0))
+    zero, one = Body(engine="0").process(), Body(engine="1").drop("vllm:prefix_cache_hits_total")
+    for at in range(0, 62, 2):
+        fed.scrape(at, zero.tokens(generated=10, prompt=10), one.tokens(generated=10, prompt=10))
+
+    assert fed.get("cost_dollars_per_million_tokens", basis="weighted") is None
+    # $2 a second over 10 output tokens a second, and over 20 of both kinds
+    assert fed.get("cost_dollars_per_million_tokens", basis="output") == 200_000
+    assert fed.get("cost_dollars_per_million_tokens", basis="all") == 100_000
