@@ -22,24 +22,24 @@ def key_of(target: TargetView, one: EngineView | None) -> Key:
     return (target.label, "", "") if one is None else (target.label, one.engine.model_name, one.engine.engine)
 
 
-def _of_shortest(found: Labelled, *labels: str) -> Value:
+def _in_first_window(found: Labelled, *labels: str) -> Value:
     """The value under these labels in the first window listed."""
     return next((value for key, value in found.items() if key[: len(labels)] == labels), None)
 
 
 def _quantile(name: str) -> Callable[[TargetView, EngineView], Value]:
     def highest(_: TargetView, one: EngineView) -> Value:
-        return _of_shortest(latency.quantiles(one), name, f"{max(one.options.quantiles, default=0.0):g}")
+        return _in_first_window(latency.quantiles(one), name, f"{max(one.options.quantiles, default=0.0):g}")
 
     return highest
 
 
 def _dollars(target: TargetView, _: EngineView) -> Value:
-    return _of_shortest(cost.per_million_tokens(target), "output", "output")
+    return _in_first_window(cost.per_million_tokens(target), "output", "output")
 
 
 def _busy_dollars(target: TargetView, _: EngineView) -> Value:
-    return _of_shortest(cost.busy_per_million_tokens(target), "output", "output")
+    return _in_first_window(cost.busy_per_million_tokens(target), "output", "output")
 
 
 SERIES: dict[str, Callable[[TargetView, EngineView], Value]] = {
@@ -48,7 +48,7 @@ SERIES: dict[str, Callable[[TargetView, EngineView], Value]] = {
     "prefilling_requests": lambda _, one: decode.prefilling(one),
     "waiting_requests": lambda _, one: one.now.last("waiting"),
     "kv_usage_ratio": lambda _, one: kv_cache.usage(one),
-    "preemptions_per_arrival": lambda _, one: _of_shortest(preemption.per_arrival(one)),
+    "preemptions_per_arrival": lambda _, one: _in_first_window(preemption.per_arrival(one)),
     "predicted_ttft_seconds": lambda _, one: queue.predicted_ttft(one),
     "ttft_seconds": _quantile("ttft"),
     "itl_seconds": _quantile("itl"),

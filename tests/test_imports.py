@@ -27,7 +27,10 @@ NEUTRAL = frozenset(
     | {"signals.view", "signals.window", "signals.histogram", "signals.levels"}
 )
 """Tables, and the types of what flows: open to all."""
-PURE = ("exposition", "history", "signals", "catalogue", "hardware", "pipeline", "accrual", "collect", "upstream")
+PURE = (
+    *("exposition", "sample_line", "history", "places", "sums", "signals", "catalogue", "hardware", "pipeline"),
+    *("accrual", "judgement", "billing", "calibration", "replicas", "collect", "render", "replay", "upstream"),
+)
 IMPURE = frozenset(
     {"httpx", "asyncio", "time", "datetime", "threading", "socket", "os", "fastapi", "uvicorn", "random"}
 )
