@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import contextlib
+import errno
 import importlib
 import logging
 import os
@@ -47,9 +48,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return BAD
     except KeyboardInterrupt:
         return OK
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered has no reader
-        return OK
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.ENOSPC):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # where what is buffered can go
+        if error.errno == errno.EPIPE:
+            return OK
+        print(f"vllm-sidecar: cannot write: {error.strerror}", file=sys.stderr)
+        return BAD
 
 
 class _Parser(argparse.ArgumentParser):

@@ -197,7 +197,7 @@ class Discovery:
         """Ask for ever, and tell of changes."""
         while True:
             try:
-                if await self.refresh(time.monotonic()):
+                if self._sources and await self.refresh(time.monotonic()):
                     changed()
             except Exception:  # whatever it is, targets must go on being found
                 log.exception("finding targets failed inside the sidecar")

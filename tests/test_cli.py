@@ -198,6 +198,16 @@ def test_replay_to_a_reader_that_leaves(log: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "unix_seconds,metric,labels,value\n", "")
 
 
+def test_replay_onto_a_full_disk(log: Path) -> None:
+    """One line and exit code 2, though the reader of a pipe is left quietly."""
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "exporter", "replay", "--loop", "100", log]
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60, env=ENVIRONMENT
+        )
+    assert (done.returncode, done.stderr) == (2, "vllm-sidecar: cannot write: No space left on device\n")
+
+
 def exported(served: Sidecar, name: str) -> float | None:
     return served.values().get(f"vllm_sidecar_{name}")
 
