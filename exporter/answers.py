@@ -1,5 +1,6 @@
 """What the API answers, as types: they make its OpenAPI description."""
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -7,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from exporter.readings import Reading
 
 Ratio = Annotated[float, Field(ge=0, le=1)]
-Labels = Annotated[str, Field(max_length=1024)]
+LabelValue = Annotated[str, Field(max_length=1024)]
 
 
 class Selection(BaseModel):
@@ -15,19 +16,24 @@ class Selection(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    target: Labels | None = Field(None, description="Value of the label target.")
-    model_name: Labels | None = Field(None, description="Model served.")
+    target: LabelValue | None = Field(None, description="Value of the label target.")
+    model_name: LabelValue | None = Field(None, description="Model served.")
 
-    def matches(self, reading: Reading) -> bool:
-        """Whether an engine is meant."""
-        wanted = self.model_dump(include={"target", "model_name", "engine"}, exclude_none=True)
-        return wanted.items() <= reading.labels.items()
+    @property
+    def labels(self) -> dict[str, str]:
+        """The labels that are given."""
+        return self.model_dump(include={"target", "model_name", "engine"}, exclude_none=True)
+
+    def among(self, readings: Iterable[Reading]) -> list[Reading]:
+        """The engines that are meant."""
+        wanted = self.labels.items()
+        return [one for one in readings if wanted <= one.labels.items()]
 
 
 class EngineSelection(Selection):
     """The same, by engine too."""
 
-    engine: Labels | None = Field(None, description="Value of the label engine.")
+    engine: LabelValue | None = Field(None, description="Value of the label engine.")
 
 
 class WarmthSelection(EngineSelection):
@@ -249,7 +255,7 @@ class ModelReplicas(BaseModel):
     reason: str
 
 
-class ReplicasAnswer(Aged):
+class ReplicasAnswer(Answered):
     """Advice by model."""
 
     models: list[ModelReplicas]

@@ -1,6 +1,7 @@
 """The API: the state the sidecar already has, for routers and autoscalers. Where that is stale it fails."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any
 
@@ -40,8 +41,8 @@ def _age(readings: Iterable[Reading]) -> float | None:
 
 def _chosen(readings: Readings, selection: answers.Selection) -> list[Reading]:
     every = readings.all()
-    found = [reading for reading in every if selection.matches(reading)]
-    if not found and selection.model_dump(include={"target", "model_name", "engine"}, exclude_none=True):
+    found = selection.among(every)
+    if not found and selection.labels:
         raise _unknown(every)
     return found
 
@@ -66,7 +67,7 @@ def _fit(readings: Readings, selection: answers.Selection) -> tuple[list[tuple[R
     return fit, {"unix_seconds": time.time(), "age_seconds": _age(one for one, _ in fit), "left_out": left_out}
 
 
-def add_api(app: FastAPI, readings: Readings, history: recent.Recent, replicas: Callable[[], Fleet]) -> None:
+def add_api(app: FastAPI, readings: Readings, history: recent.Recent, replicas: Fleet) -> None:
     """Add the API to an application.
 
     Args:
@@ -114,9 +115,10 @@ def add_api(app: FastAPI, readings: Readings, history: recent.Recent, replicas: 
     ) -> answers.EngineAnswer:
         """Everything about one engine: its verdict, its signals, why one is not known, what fires if it lasts."""
         response.headers.update(LIVE)
-        found = [one for one in readings.all() if selection.matches(one) and one.key[2] == engine and one.engine]
+        every = readings.all()
+        found = [one for one in selection.among(every) if one.key[2] == engine and one.engine]
         if not found:
-            raise _unknown(readings.all())
+            raise _unknown(every)
         if len(found) > 1:
             several = f"{len(found)} engines are called {engine}: say target or model_name"
             raise _Refused(409, several, known=[answers.EngineName(**one.labels) for one in found][:MAX_KNOWN])
@@ -193,10 +195,8 @@ def add_api(app: FastAPI, readings: Readings, history: recent.Recent, replicas: 
         """How many replicas each model wants. Advice only: nothing is scaled here."""
         response.headers.update(LIVE)
         fit, shared = _fit(readings, selection)
-        models = {one.target.config.model_name or one.model_name: 0 for one, _ in fit}
-        for one, _ in fit:
-            models[one.target.config.model_name or one.model_name] += 1
-        advised = replicas().advice
+        models = Counter(one.target.config.model_name or one.model_name for one, _ in fit)
+        advised = replicas.advice
         found = [
             answers.ModelReplicas(
                 model_name=model,
@@ -206,9 +206,7 @@ def add_api(app: FastAPI, readings: Readings, history: recent.Recent, replicas: 
             )
             for model, count in models.items()
         ]
-        return answers.ReplicasAnswer(
-            unix_seconds=shared["unix_seconds"], age_seconds=shared["age_seconds"], models=found
-        )
+        return answers.ReplicasAnswer(**shared, models=found)
 
     app.add_exception_handler(_Refused, _say)
     app.add_exception_handler(RequestValidationError, _say_what_is_wrong)

@@ -14,7 +14,7 @@ from prometheus_client import PlatformCollector, ProcessCollector
 from prometheus_client.core import Metric as Family
 from prometheus_client.exposition import choose_encoder, gzip_accepted
 
-from exporter import __version__, collect
+from exporter import __version__
 from exporter.api import add_api
 from exporter.aside import aside
 from exporter.discovery import Discovery
@@ -49,7 +49,6 @@ class Sidecar:
         self.config_valid = False
         self.web_config_valid = True
         self.config_reload_unix_seconds: float | None = None
-        self.disabled_groups: Sequence[str] = ()
         # These collectors register where they are made unless told not to; nowhere is where we want them.
         self._process = (ProcessCollector(registry=None), PlatformCollector(registry=None))
         self._own_lines = Lines()
@@ -60,10 +59,14 @@ class Sidecar:
         """Put settings in force."""
         self.config_valid = True
         self.config_reload_unix_seconds = time.time()
-        self.disabled_groups = config.disabled_groups
         self.config = config
         self.discovery.use(config)
         self.watch_targets()
+
+    @property
+    def disabled_groups(self) -> Sequence[str]:
+        """Groups of metrics that are left out."""
+        return () if self.config is None else self.config.disabled_groups
 
     def watch_targets(self) -> None:
         """Watch what the settings list and discovery has found."""
@@ -73,12 +76,6 @@ class Sidecar:
     def views(self) -> list[TargetView]:
         """Every target, now."""
         return [target.view() for target in self.targets]
-
-    def collect(self) -> Iterator[Family]:
-        """Every family, as prometheus_client's encoders read a registry."""
-        views = self.views()
-        yield from collect.families(self.view(views), views, self.disabled_groups)
-        yield from self._of_process()
 
     def view(self, targets: Sequence[TargetView]) -> SelfView:
         """What signals about the sidecar itself read."""
@@ -210,7 +207,7 @@ def create_app(sidecar: Sidecar, *, page: bool = True) -> FastAPI:
 
     @app.api_route("/-/ready", methods=["GET", "HEAD"], include_in_schema=False)
     async def ready() -> Response:
-        if not sidecar.config_reload_unix_seconds:
+        if sidecar.config is None:
             return Response("no valid settings yet\n", status_code=503, media_type="text/plain")
         return Response("ready\n", media_type="text/plain")
 
@@ -226,5 +223,5 @@ def _add_page(app: FastAPI, sidecar: Sidecar) -> None:
         """The settings in force. Secrets are files there, so their paths are all that is shown."""
         return JSONResponse(None if sidecar.config is None else sidecar.config.model_dump(mode="json"))
 
-    add_api(app, sidecar.readings, sidecar.recent, lambda: sidecar.fleet)
+    add_api(app, sidecar.readings, sidecar.recent, sidecar.fleet)
     add_page(app, sidecar.readings)

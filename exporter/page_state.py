@@ -60,7 +60,7 @@ def add_page(app: FastAPI, readings: Readings) -> None:
 def _state(every: list[Reading], selection: answers.EngineSelection, unix_seconds: float) -> PageState:
     found = listed(every, unix_seconds)
     by_labels = {tuple(one.labels.values()): one for one in every}
-    meant = [one for one in every if selection.matches(one)] if selection.model_dump(exclude_none=True) else []
+    meant = selection.among(every) if selection.labels else []
     # An engine that has just begun to answer has a name that it had not when it was chosen.
     beside = [one for one in every if one.target.label == selection.target]
     worst = [by_labels[each.target, each.model_name, each.engine] for each in found.engines[:1]]

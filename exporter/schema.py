@@ -220,11 +220,8 @@ class Options(NamedTuple):
     quantiles: Sequence[float]
 
 
-GROUPS = ("traffic", "scheduler", "latency", "cost", "roofline", "speculation", "kv", "use")
-"""Groups of metrics that can be switched off; those about the sidecar, its targets and engines cannot."""
-
 Group = Literal["traffic", "scheduler", "latency", "cost", "roofline", "speculation", "kv", "use"]
-
+"""Groups of metrics that can be switched off; those about the sidecar, its targets and engines cannot."""
 
 SHARED_SETTINGS = frozenset(TargetConfig.model_fields) - {"url", "name"}
 """Settings of a target that may stand at the top, for all."""

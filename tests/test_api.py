@@ -47,7 +47,7 @@ class Api:
         self.fleet = Fleet()
         self.app = FastAPI(title="vLLM Sidecar")
         readings = Readings(self.targets, clock=lambda: 0.0)  # type: ignore[arg-type]
-        add_api(self.app, readings, self.history, lambda: self.fleet)
+        add_api(self.app, readings, self.history, self.fleet)
         add_page(self.app, readings)
 
     async def get(self, path: str, **query: Any) -> httpx.Response:
@@ -217,11 +217,17 @@ async def test_history_has_a_gap_where_an_engine_was_lost() -> None:
 
 
 async def test_replicas_are_advice_by_model() -> None:
-    """The fed engine makes 4 x 50 = 200 tokens/s; nothing waits, so that its rate must be set to be known."""
-    shown = one(model="wanted")
-    api = Api(shown)
-    api.fleet.observe([shown.view()], Replicas(), 0.0)
-    [model] = (await api.get("replicas")).json()["models"]
+    """The fed engine makes 4 x 50 = 200 tokens/s; nothing waits, so that its rate must be set to be known.
+
+    One that is lost serves nobody, and is named.
+    """
+    shown, lost = one(model="wanted"), one("lost", model="wanted")
+    lost.pipeline.fail(lost.pipeline.at + 2)
+    api = Api(shown, lost)
+    api.fleet.observe([shown.view(), lost.view()], Replicas(), 0.0)
+    answer = (await api.get("replicas")).json()
+    assert [each["target"] for each in answer["left_out"]] == ["lost"]
+    [model] = answer["models"]
     assert model["model_name"] == "wanted"
     assert model["replicas"] == 1
     assert model["desired_replicas"] is None
