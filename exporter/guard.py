@@ -22,6 +22,8 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Refusal = tuple[int, str, list[tuple[bytes, bytes]]]
+"""Status, text, headers."""
 
 PROBES = frozenset(("/-/healthy", "/-/ready"))
 METRICS = frozenset(("/metrics", "/metrics/"))
@@ -131,15 +133,14 @@ class Guard:
         if scope["type"] != "http":
             return
         refusal = _too_big(scope)
-        if refusal is None and scope["path"] not in PROBES:
-            refusal = await self._refusal(scope)
-        if refusal is not None:
-            await _answer(send, *refusal)
+        if refusal is None and scope["path"] in PROBES:
+            await self._app(scope, receive, send)
             return
+        refusal = refusal or await self._refusal(scope)
         # Apart, so that no number of readers of the page keeps Prometheus out.
         kind = "metrics" if scope["path"] in METRICS else "other"
-        if scope["path"] in PROBES:
-            await self._app(scope, receive, send)
+        if refusal is not None:
+            await _answer(send, *refusal)
         elif self._at_once[kind] >= MAX_AT_ONCE:
             await _answer(send, 503, "too many requests at once", [(b"retry-after", b"1")])
         else:
@@ -149,7 +150,7 @@ class Guard:
             finally:
                 self._at_once[kind] -= 1
 
-    async def _refusal(self, scope: Scope) -> tuple[int, str, list[tuple[bytes, bytes]]] | None:
+    async def _refusal(self, scope: Scope) -> Refusal | None:
         if self._web.refused is not None:
             return 503, "the web config file cannot be used", []
         client = (scope.get("client") or ("",))[0]
@@ -170,7 +171,7 @@ class Guard:
         return None
 
 
-def _too_big(scope: Scope) -> tuple[int, str, list[tuple[bytes, bytes]]] | None:
+def _too_big(scope: Scope) -> Refusal | None:
     headers = dict(scope["headers"])
     if len(scope.get("raw_path") or b"") + len(scope["query_string"]) > MAX_TARGET_BYTES:
         return 414, "the URL is too long", []
