@@ -78,6 +78,8 @@ class Recent:
         """Keep what a target's engines show now. One that is silent or asleep shows nothing: a gap."""
         for one in target.engines:
             points = self._points.setdefault(key_of(target, one), deque(maxlen=POINTS))
+            if points and points[-1].unix_seconds > unix_seconds:  # the clock was set back: those are of no time now
+                points.clear()
             known = one.fresh and bool(target.up)
             numbers = tuple(read(target, one) if known else None for read in SERIES.values())
             points.append(Point(unix_seconds, numbers))

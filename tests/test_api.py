@@ -208,6 +208,16 @@ async def test_history_holds_ten_minutes_and_not_more() -> None:
     assert (await api.get("history")).json()["engines"][0]["series"]["unix_seconds"] == []
 
 
+async def test_history_begins_anew_when_the_clock_is_set_back() -> None:
+    """Else who asks for what is later than its last point gets the points of a time to come again and again."""
+    shown = one()
+    api = Api(shown)
+    for at in (UNIX, UNIX + 5, UNIX - 3600, UNIX - 3595):
+        api.history.add(shown.view(), at)
+    series = (await api.get("history")).json()["engines"][0]["series"]
+    assert series["unix_seconds"] == [UNIX - 3600, UNIX - 3595]
+
+
 async def test_history_has_a_gap_where_an_engine_was_lost() -> None:
     shown = one()
     api = Api(shown)

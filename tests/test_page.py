@@ -5,6 +5,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlencode
 
@@ -217,6 +218,20 @@ async def test_ten_minutes_are_drawn(scenery: Scene, browser: Browser) -> None:
         assert across[0] < 15
         assert across[-1] > 585
         assert "now" in (await found.page.locator(".panel svg").nth(4).get_attribute("aria-label") or "")
+
+
+async def test_the_chart_goes_on_when_the_clock_is_set_back(
+    scenery: Scene, browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last point read is an hour ahead, and then it is not: what is newer than now is let go."""
+    ahead = "/[ML]4\\d\\d\\d\\./"  # ten minutes are 600 wide: an hour ahead is at 4,200
+    drawn = "document.querySelectorAll('path.one')[4].getAttribute('d')"
+    async with opened(browser, f"{scenery.url}/#target=fine") as found:
+        with monkeypatch.context() as patched:
+            clock = SimpleNamespace(time=lambda: time.time() + 3600, monotonic=time.monotonic)
+            patched.setattr("exporter.app.time", clock)
+            await found.until(f"{ahead}.test({drawn})")
+        await found.until(f"{drawn} && !{ahead}.test({drawn})")
 
 
 async def test_names_are_text_whatever_they_hold(scenery: Scene, browser: Browser) -> None:

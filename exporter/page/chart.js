@@ -5,7 +5,8 @@ import { written } from "./format.js";
 const SVG = "http://www.w3.org/2000/svg";
 const WIDTH = 600;
 const HEIGHT = 100;
-const SECONDS = 600;
+/** So much of the past is drawn. */
+export const SECONDS = 600;
 const COLOURS = ["one", "two", "three"];
 /** A gap longer than so many steps is one, and no line is drawn over it. */
 const MISSED_STEPS = 3;

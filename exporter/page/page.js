@@ -1,12 +1,11 @@
 /** The page: asks the sidecar once a second, and writes what it says as text, never as markup. */
 
-import { chart } from "./chart.js";
+import { chart, SECONDS } from "./chart.js";
 import { ago, written } from "./format.js";
 import { PANELS, quantileName } from "./panels.js";
 
 const EVERY_MILLISECONDS = 1000;
 const PATIENCE_MILLISECONDS = 5000;
-const KEPT_SECONDS = 600;
 const HISTORY = "api/v1/history";
 const SEVERITY = {
   lost: "severe", stalled: "severe", blind: "severe", "clients are leaving": "severe",
@@ -151,7 +150,8 @@ async function ask(path) {
 
 async function readHistory(engine) {
   const key = keyOf(engine);
-  if (shown.key !== key) {
+  const setBack = shown.history.unix_seconds.at(-1) > engine.unix_seconds; // the clock: what was read is of no time now
+  if (shown.key !== key || setBack) {
     shown.key = key;
     shown.history = { unix_seconds: [] };
   }
@@ -160,7 +160,7 @@ async function readHistory(engine) {
   const answer = await ask(`${HISTORY}?${key}&since=${since}`);
   const found = answer.engines[0]?.series;
   if (!found || shown.key !== key) return;
-  const from = answer.unix_seconds - KEPT_SECONDS;
+  const from = answer.unix_seconds - SECONDS;
   const skipped = shown.history.unix_seconds.filter((at) => at < from).length;
   const merged = { step_seconds: answer.step_seconds };
   for (const name of Object.keys(found)) merged[name] = [...(shown.history[name] ?? []).slice(skipped), ...found[name]];

@@ -27,15 +27,15 @@ export function quantileName(signals, latency) {
   return window === undefined ? "" : `p${Number((Number(q) * 100).toFixed(6))} of ${window}`;
 }
 
+const sum = (found) => (found ? Object.values(found).reduce((one, other) => one + other, 0) : null);
 const highest = (found) => (found ? Math.max(...Object.values(found)) : null);
 
 function share(signals, state) {
   const spent = signals.gpu_cost_dollars_total;
-  const sum = spent ? Object.values(spent).reduce((one, other) => one + other, 0) : 0;
-  return sum > 0 ? spent[state] / sum : null;
+  const bill = sum(spent);
+  return bill > 0 ? spent[state] / bill : null;
 }
 
-const sum = (found) => (found === null || found === undefined ? null : Object.values(found).reduce((a, b) => a + b, 0));
 const own = (name, label, unit, ...labels) => ({ metric: name, label, unit, of: (engine) => at(engine.signals, name, ...labels) });
 const port = (name, label, unit, ...labels) => ({ metric: name, label, unit, of: (engine) => at(engine.target_signals, name, ...labels) });
 const made = (name, label, unit, of, latency) => ({ metric: name, label, unit, of, latency });
