@@ -48,8 +48,9 @@ SETTINGS_PREFACE = f"""# Settings
 
 From the lowest to the highest: the default, the YAML file of `--config.file`, the environment, a flag. A dot in a name
 is one level down in the file; in the environment it is `__`. Lists and objects are JSON in the environment. The file is
-read again when it changes; one that has become invalid leaves the last good settings in force. An unknown setting is
-an error.
+read again when it changes and on SIGHUP; one that has become invalid leaves the last good settings in force. Only
+`listen_address`, `page_address` and `never_exit` need a restart, as do flags and the environment. An unknown setting
+is an error.
 
 Settings of a target stand at the top for every target, and within `targets` for one.
 

@@ -16,6 +16,7 @@ from exporter.aside import aside
 from exporter.files import read_file
 from exporter.guard import App, Guard, Rate
 from exporter.http_server import Server, bind, ended_by_signals, server_of
+from exporter.log import set_up
 from exporter.schema import Config
 from exporter.tls import file_version
 from exporter.webconfig import BadWebConfigError, Web
@@ -161,6 +162,7 @@ def _apply(reloader: Reloader, sidecar: Sidecar, web: Web) -> None:
     reloader.apply(sidecar)
     if sidecar.config is not None:  # it may be the first that is valid, and name users that nobody knew of
         web.use(sidecar.config.web_config_file)
+        set_up(sidecar.config.log_level, sidecar.config.log_format)
 
 
 async def _reload_web(web: Web, sidecar: Sidecar, sites: Sequence["Site"]) -> None:

@@ -288,6 +288,26 @@ def test_log_lines_are_json_where_asked_for() -> None:
     assert (failed["level"], failed["state"], failed["reason"]) == ("info", "loading", "connect")
 
 
+def test_how_much_is_logged_and_how_changes_with_the_settings(tmp_path: Path) -> None:
+    """Without a restart: the second change is told as an object, and after the third it is quiet."""
+    file = tmp_path / "sidecar.yaml"
+    text = "url: http://127.0.0.1:9\n"
+    file.write_text(text)
+    with sidecar(f"--config.file={file}") as served:
+
+        def changed_to(more: str, price: float) -> None:
+            file.write_text(f"{text}{more}\ngpu_hour_dollars: {price}\n")
+            eventually(lambda: exported(served, 'gpu_hour_dollars{target="127.0.0.1:9"}') == price)
+
+        changed_to("log_format: json", 1.0)
+        changed_to("log_level: error", 2.0)
+        changed_to("", 3.0)
+        told = [line for line in served.log().splitlines() if "settings reloaded" in line]
+    assert len(told) == 2
+    assert told[0].startswith("ts=")
+    assert json.loads(told[1])["msg"] == "settings reloaded"
+
+
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
 def test_a_recording_that_is_ended_is_whole(tmp_path: Path, how: signal.Signals) -> None:
     """Without --seconds it goes on until it is told to end; the compressed file is closed."""
