@@ -34,10 +34,11 @@ def _logfmt(value: object) -> str:
 
 
 def set_up(level: str, log_format: str) -> None:
-    """Log to standard error; libraries only from warnings up."""
+    """Log to standard error; libraries from warnings up, uvicorn from errors up: anybody can send what it warns of."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Formatter(log_format))
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(logging.WARNING)
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)
     logging.getLogger("exporter").setLevel(_LEVELS[level])

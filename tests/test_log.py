@@ -15,7 +15,8 @@ def _logging_as_it_was() -> Iterator[None]:
     handlers, level = root.handlers[:], root.level
     yield
     root.handlers, root.level = handlers, level
-    logging.getLogger("exporter").setLevel(logging.NOTSET)
+    for name in ("exporter", "uvicorn"):
+        logging.getLogger(name).setLevel(logging.NOTSET)
 
 
 HOSTILE = 'a "b"\nlevel=error msg=forged\x1b[31m\u2028=\\'

@@ -134,6 +134,20 @@ async def test_sigterm_is_heard_while_the_web_config_is_being_renewed() -> None:
         pass
 
 
+def test_what_strangers_send_is_not_logged() -> None:
+    """Garbage, and requests for a protocol that we do not speak: a line each would fill a disk."""
+    port = free_port()
+    with sidecar(port=port, VLLM_SIDECAR_URL="http://127.0.0.1:9") as running:
+        eventually(lambda: "scrape failed" in running.log())
+        before = running.log()
+        upgrade = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: upgrade, close\r\nUpgrade: websocket\r\n\r\n"
+        for sent, status in ((b"\x16\x03\x01 garbage\r\n\r\n", b"400"), (upgrade, b"200")):
+            with socket.create_connection(("127.0.0.1", port)) as stranger:
+                stranger.sendall(sent)
+                assert stranger.recv(100).split()[1] == status
+        assert running.log() == before
+
+
 def test_sighup_has_the_files_read_again(tmp_path: Path) -> None:
     """As operators of Prometheus are used to; a process that does not handle it would be ended by it."""
     web = tmp_path / "web.yaml"
