@@ -6,6 +6,7 @@ import contextlib
 import errno
 import importlib
 import logging
+import math
 import os
 import platform
 import signal
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from exporter import __version__, log
-from exporter.schema import Config
+from exporter.schema import Config, TargetConfig
 from exporter.schema_types import split_address
 from exporter.settings import ENV_PREFIX, BadSettingsError, load
 
@@ -82,6 +83,16 @@ def _never_exit(flag: bool) -> bool:
     return flag or os.environ.get(f"{ENV_PREFIX}NEVER_EXIT", "").lower() in ("1", "true", "yes", "on")
 
 
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return seconds
+
+
 def _parser() -> _Parser:
     parser = _Parser(
         prog="vllm-sidecar",
@@ -110,8 +121,8 @@ def _parser() -> _Parser:
     record = commands.add_parser("record", help="write an engine's scrapes to a log", allow_abbrev=False)
     record.add_argument("file", type=Path, help="log to write; .gz and .xz compress")
     record.add_argument("--url", help="the engine; otherwise as set")
-    record.add_argument("--seconds", type=float, help="stop after so long; otherwise on Ctrl-C")
-    record.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="between scrapes (default 1)")
+    record.add_argument("--seconds", type=_seconds, help="stop after so long; otherwise on Ctrl-C")
+    record.add_argument("--interval", type=_seconds, default=1.0, metavar="SECONDS", help="between scrapes (default 1)")
     record.set_defaults(run=_record)
 
     replay = commands.add_parser("replay", help="print what a log would have exported", allow_abbrev=False)
@@ -123,14 +134,14 @@ def _parser() -> _Parser:
 
     check = commands.add_parser("check", help="look an engine over and say what to change", allow_abbrev=False)
     check.add_argument("url", nargs="?", metavar="URL", help="the engine; otherwise as set")
-    check.add_argument("--seconds", type=float, default=25.0, help="look for so long (default 25)")
-    check.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="between scrapes (default 1)")
+    check.add_argument("--seconds", type=_seconds, default=25.0, help="look for so long (default 25)")
+    check.add_argument("--interval", type=_seconds, default=1.0, metavar="SECONDS", help="between scrapes (default 1)")
     check.add_argument("--json", action="store_true", help="for a program")
     check.set_defaults(run=_check)
 
     demo = commands.add_parser("demo", help="watch an engine nobody needs to have", allow_abbrev=False)
     demo.add_argument("--recorded", action="store_true", help="a real engine's recording instead of a simulated one")
-    demo.add_argument("--seconds", type=float, help="stop after so long; otherwise on Ctrl-C")
+    demo.add_argument("--seconds", type=_seconds, help="stop after so long; otherwise on Ctrl-C")
     demo.set_defaults(run=_demo)
     return parser
 
@@ -141,6 +152,12 @@ def _settings(options: argparse.Namespace, **more: Any) -> Config:
     names = ("listen_address", "page_address", "web_config_file", "log_level", "log_format")
     flags = {name: getattr(options, name) for name in names}
     return load(options.config_file, never_exit=options.never_exit or None, **flags, **more)
+
+
+def _only_target(options: argparse.Namespace) -> TargetConfig:
+    """The engine that a command was given, whatever targets are set; else the first that is."""
+    given = {} if options.url is None else {"url": options.url, "targets": ()}
+    return _settings(options, **given).all_targets()[0]
 
 
 def _serve(options: argparse.Namespace) -> int:
@@ -229,12 +246,10 @@ def _fallback(options: argparse.Namespace) -> Config:
 def _record(options: argparse.Namespace) -> int:
     from exporter import recorder
 
-    config = _settings(options, url=options.url).all_targets()[0]
-    if options.interval <= 0 or (options.seconds is not None and options.seconds <= 0):
-        raise BadSettingsError("--interval and --seconds must be above 0")
+    target = _only_target(options)
     log.set_up("info", "logfmt")
     try:
-        written = asyncio.run(recorder.record(config, options.file, options.interval, options.seconds))
+        written = asyncio.run(recorder.record(target, options.file, options.interval, options.seconds))
     except OSError as error:
         raise BadSettingsError(f"cannot write {options.file}: {error.strerror}") from None
     print(f"{written} scrapes in {options.file}", file=sys.stderr)
@@ -271,11 +286,7 @@ def _replay(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace) -> int:
     from exporter import check
 
-    if not (options.interval > 0 and options.seconds > 0):
-        raise BadSettingsError("--interval and --seconds must be above 0")
-    this = {} if options.url is None else {"url": options.url, "targets": ()}
-    target = _settings(options, **this).all_targets()[0]
-    return check.run(target, options.seconds, options.interval, json_wanted=options.json)
+    return check.run(_only_target(options), options.seconds, options.interval, json_wanted=options.json)
 
 
 def _demo(options: argparse.Namespace) -> int:

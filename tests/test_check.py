@@ -219,8 +219,8 @@ def test_nobody_there(capsys):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["--seconds", "0"], "--interval and --seconds must be above 0"),
-        (["--interval", "nan"], "--interval and --seconds must be above 0"),
+        (["--seconds", "0"], "argument --seconds: '0' is not a number of seconds above 0"),
+        (["--interval", "nan"], "argument --interval: 'nan' is not a number of seconds above 0"),
         (["ftp://x"], "not an http, https or http+unix URL"),
         (["--frobnicate"], "unrecognized arguments: --frobnicate"),
     ],

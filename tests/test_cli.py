@@ -82,10 +82,12 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["replay", "--loop=0", "x"], "--loop must be 1 or more"),
         (["replay"], "the following arguments are required: file"),
         (["record", "--url=nowhere", "x"], "url: not an http, https or http+unix URL, such as http://localhost:8000"),
-        (["record", "--interval=0", "x"], "--interval and --seconds must be above 0"),
-        (["record", "--seconds=-1", "x"], "--interval and --seconds must be above 0"),
+        (["record", "--interval=0", "x"], "argument --interval: '0' is not a number of seconds above 0"),
+        (["record", "--interval=nan", "x"], "argument --interval: 'nan' is not a number of seconds above 0"),
+        (["record", "--seconds=-1", "x"], "argument --seconds: '-1' is not a number of seconds above 0"),
+        (["demo", "--seconds=inf"], "argument --seconds: 'inf' is not a number of seconds above 0"),
         (["record", "--seconds=1", "/nonexistent/x"], "cannot write /nonexistent/x: No such file or directory"),
-        (["demo", "--seconds=soon"], "argument --seconds: invalid float value: 'soon'"),
+        (["demo", "--seconds=soon"], "argument --seconds: 'soon' is not a number of seconds above 0"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -320,6 +322,20 @@ def test_a_recording_that_is_ended_is_whole(tmp_path: Path, how: signal.Signals)
             recording_process.send_signal(how)
         assert recording_process.wait(timeout=10) == 0
     assert len(list(recording.read_log(path))) > 1
+
+
+def test_an_engine_that_is_named_is_the_one_recorded(tmp_path: Path) -> None:
+    """Whatever targets the settings name."""
+    file, path, port = tmp_path / "sidecar.yaml", tmp_path / "engine.scrapes", free_port()
+    file.write_text("targets: [{url: 'http://127.0.0.1:9'}, {url: 'http://127.0.0.1:19'}]")
+    arguments = [f"--config.file={file}", "record", f"--url=http://127.0.0.1:{port}", "--seconds=0.1", str(path)]
+    with engine(port):
+        eventually(lambda: cli.main(arguments) == 0 and _answered(path))
+
+
+def _answered(path: Path) -> bool:
+    """Whether the first scrape of a log was answered: an engine that is starting refuses connections."""
+    return isinstance(next(recording.read_log(path)).outcome, Scraped)
 
 
 def test_demo_shows_signals_of_a_real_engine() -> None:
