@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from exporter.aside import aside
-from exporter.files import parse_yaml, read_file
+from exporter.files import file_version, parse_yaml, read_file
 from exporter.schema import Config, TargetConfig, merge, shared_settings
 from exporter.schema_types import in_words
-from exporter.tls import file_version
 
 SETTING_LABEL = "__sidecar_"
 MAX_BYTES = 16 * 2**20

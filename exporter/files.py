@@ -20,6 +20,18 @@ class NotYamlError(ValueError):
         self.where = where
 
 
+def file_version(path: Path | None) -> object:
+    """Changes when a file does, in content or in who may read it, also when a link leads to another one.
+
+    Raises:
+        OSError: it is not there.
+    """
+    if path is None:
+        return None
+    status = path.stat()
+    return path, status.st_ino, status.st_ctime_ns, status.st_size
+
+
 def open_file(path: Path) -> IO[bytes]:
     """A regular file, opened to be read.
 

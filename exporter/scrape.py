@@ -17,8 +17,9 @@ import httpx
 
 from exporter.aside import aside
 from exporter.exposition import LARGE_BYTES, Failure, Reason, Scraped, condense, is_large
+from exporter.files import file_version, read_file
 from exporter.schema import TargetConfig
-from exporter.tls import client_context, file_version, problem
+from exporter.tls import client_context, problem
 from exporter.transport import Transport
 from exporter.upstream import PREFIXES, filter_names
 
@@ -211,7 +212,7 @@ class _UnusableFileError(ValueError):
 
 def _token(path: Path) -> str:
     try:
-        token = path.read_text().strip()
+        token = read_file(path).decode().strip()
     except (OSError, UnicodeDecodeError):
         raise _UnusableFileError(Reason.AUTH, "bearer_token_file cannot be read") from None
     if not token.isascii() or not token.isprintable() or not token or " " in token:

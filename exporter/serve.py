@@ -13,12 +13,11 @@ from pathlib import Path
 
 from exporter.app import Sidecar, create_app
 from exporter.aside import aside
-from exporter.files import read_file
+from exporter.files import file_version, read_file
 from exporter.guard import App, Guard, Rate
 from exporter.http_server import Server, bind, ended_by_signals, server_of
 from exporter.log import set_up
 from exporter.schema import Config
-from exporter.tls import file_version
 from exporter.webconfig import BadWebConfigError, Web
 
 log = logging.getLogger("exporter.serve")

@@ -1,27 +1,15 @@
 """TLS towards engines. Contexts are shared: one holds all of the system's authorities, most of a megabyte."""
 
 import ssl
-from pathlib import Path
 from weakref import WeakValueDictionary
 
+from exporter.files import file_version
 from exporter.schema import Scrape
 
 STRENGTH = "DEFAULT:@SECLEVEL=2"
 """OpenSSL's level of 112 bits: RSA keys of at least 2048, no SHA-1."""
 
 _contexts: WeakValueDictionary[object, ssl.SSLContext] = WeakValueDictionary()
-
-
-def file_version(path: Path | None) -> object:
-    """Changes when a file does, in content or in who may read it, also when a link leads to another one.
-
-    Raises:
-        OSError: it is not there.
-    """
-    if path is None:
-        return None
-    status = path.stat()
-    return path, status.st_ino, status.st_ctime_ns, status.st_size
 
 
 def client_context(scrape: Scrape) -> ssl.SSLContext:

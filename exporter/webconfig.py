@@ -7,9 +7,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from exporter.files import NotYamlError, open_file, parse_yaml, read_file
+from exporter.files import NotYamlError, file_version, open_file, parse_yaml, read_file
 from exporter.schema_types import Strict, in_words
-from exporter.tls import STRENGTH, file_version, problem
+from exporter.tls import STRENGTH, problem
 
 MAX_BCRYPT_COST = 14
 """A second of processor time for each attempt; a higher cost would let attempts stop us."""
@@ -157,7 +157,6 @@ def server_context(tls: TlsServer) -> ssl.SSLContext:
     context.minimum_version, context.maximum_version = _VERSIONS[tls.min_version], _VERSIONS[tls.max_version]
     try:
         for path in (tls.cert_file, tls.key_file):
-            file_version(path)
             open_file(path).close()
         context.load_cert_chain(tls.cert_file, tls.key_file, password="")
     except OSError as error:

@@ -5,10 +5,11 @@ import gc
 import gzip
 import itertools
 import logging
+import os
 import ssl
 import tracemalloc
 import zlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -361,14 +362,21 @@ async def test_a_token_file_without_one_token_is_named_and_not_quoted(tmp_path: 
     assert engine.requests == []
 
 
-async def test_a_token_file_that_goes_is_a_failure_of_authentication(tmp_path: Path) -> None:
-    """It was readable when the settings were checked."""
+@pytest.mark.parametrize("instead", [Path.touch, os.mkfifo, None], ids=["nothing in it", "a pipe", "gone"])
+async def test_a_token_file_that_is_none_any_more_is_a_failure_of_authentication(
+    tmp_path: Path, instead: Callable[[Path], None] | None
+) -> None:
+    """It held a token when the settings were checked. Nobody waits for a pipe: every target would."""
     token = tmp_path / "token"
     token.write_text(SECRET)
     config = target("http://127.0.0.1:9", bearer_token_file=token)
     token.unlink()
+    if instead is not None:
+        instead(token)
     async with Scraper(config) as scraper:
-        assert await scraper.scrape() == Failure(Reason.AUTH, "bearer_token_file cannot be read")
+        outcome = await scraper.scrape()
+    assert isinstance(outcome, Failure)
+    assert outcome.reason is Reason.AUTH
 
 
 async def test_the_token_is_in_no_failure_and_no_log_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -10,8 +10,9 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from exporter.cli import main
+from exporter.files import file_version
 from exporter.schema import Scrape
-from exporter.tls import client_context, file_version
+from exporter.tls import client_context
 from exporter.webconfig import BadWebConfigError, Web, read_web_config
 from tests.certificates import Authority, Pair
 from tests.sidecar import eventually
