@@ -1,7 +1,10 @@
-"""One connection to our port: bounded in number and in time, so that neither many clients nor slow ones hold us up."""
+"""Connections to our port: bounded in number and in time, so that neither many clients nor slow ones hold us up."""
 
 import asyncio
+import socket
 from email.utils import formatdate
+from typing import Any
+from weakref import WeakKeyDictionary
 
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
@@ -11,6 +14,31 @@ MAX_CONNECTIONS = 512
 MAX_CONNECTIONS_OF_ONE = 128
 
 
+class Listening(socket.socket):
+    """A listening socket that takes in so many connections and drops the rest.
+
+    Counted here, before TLS: a handshake that is never finished is a connection too, and costs more than one.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._hosts: WeakKeyDictionary[socket.socket, str] = WeakKeyDictionary()
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """The next connection and where it is from.
+
+        Raises:
+            ConnectionAbortedError: it was dropped.
+        """
+        taken, address = super().accept()
+        hosts = [host for each, host in self._hosts.items() if each.fileno() != -1]
+        if len(hosts) >= MAX_CONNECTIONS or hosts.count(address[0]) >= MAX_CONNECTIONS_OF_ONE:
+            taken.close()
+            raise ConnectionAbortedError
+        self._hosts[taken] = address[0]
+        return taken, address
+
+
 class Connection(H11Protocol):
     """uvicorn's, with a deadline for a whole request to come and another for its answer to be taken."""
 
@@ -18,12 +46,8 @@ class Connection(H11Protocol):
     _answering = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a connection in, or drop it if there are too many."""
+        """Take a connection in."""
         super().connection_made(transport)
-        of_one = sum(1 for each in self.connections if _host(each) == _host(self))
-        if len(self.connections) > MAX_CONNECTIONS or of_one > MAX_CONNECTIONS_OF_ONE:
-            transport.abort()
-            return
         self._arm()
 
     def data_received(self, data: bytes) -> None:
@@ -65,8 +89,3 @@ class Connection(H11Protocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
-
-
-def _host(connection: object) -> str:
-    client: tuple[str, int] | None = getattr(connection, "client", None)
-    return client[0] if client else ""

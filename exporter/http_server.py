@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import uvicorn
 
-from exporter.connection import Connection
+from exporter.connection import Connection, Listening
 from exporter.guard import App
 from exporter.schema_types import split_address
 
@@ -70,6 +70,9 @@ class Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         with ended_by_signals(self.end):
             yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup([Listening(fileno=each.dup().detach()) for each in sockets or ()])
 
     async def main_loop(self) -> None:
         # uvicorn asks itself ten times a second whether to stop, which costs as much as the scraping.

@@ -1,6 +1,10 @@
-"""TLS towards engines. Contexts are shared: one holds all of the system's authorities, most of a megabyte."""
+"""TLS: what both our sides have in common, and contexts towards engines.
+
+Those are shared: one holds all of the system's authorities, most of a megabyte.
+"""
 
 import ssl
+from asyncio.sslproto import SSLProtocol
 from weakref import WeakValueDictionary
 
 from exporter.files import file_version
@@ -8,6 +12,10 @@ from exporter.schema import Scrape
 
 STRENGTH = "DEFAULT:@SECLEVEL=2"
 """OpenSSL's level of 112 bits: RSA keys of at least 2048, no SHA-1."""
+
+# Every connection holds a buffer of this size, of 256 KiB unless told: with many engines, or many readers, too much. A
+# record of TLS has at most 16 KiB.
+SSLProtocol.max_size = 2**15
 
 _contexts: WeakValueDictionary[object, ssl.SSLContext] = WeakValueDictionary()
 

@@ -1,6 +1,9 @@
 """The web config file: its keys, its files, and serving with it."""
 
+import asyncio
+import socket
 import ssl
+import tracemalloc
 from pathlib import Path
 
 import bcrypt
@@ -9,6 +12,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
+from exporter import connection
 from exporter.cli import main
 from exporter.files import file_version
 from exporter.schema import Scrape
@@ -192,6 +196,35 @@ async def test_tls_client_certificates_and_rotation(authority: Authority, tmp_pa
                 assert response.text == "healthy\n"
             shown = response.extensions["network_stream"].get_extra_info("ssl_object").getpeercert(binary_form=True)
         assert ssl.DER_cert_to_PEM_cert(shown) == renewed.certificate.read_text()
+
+
+async def test_handshakes_that_are_never_finished_are_counted_and_cheap(
+    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 40 connections on which nothing is said 30 are held, at less than 64 KiB of Python's memory each."""
+    monkeypatch.setattr(connection, "MAX_CONNECTIONS_OF_ONE", 30)
+    async with site(written(tmp_path, tls_text(authority.issue("127.0.0.1")))) as (_, _, port):
+        loop = asyncio.get_running_loop()
+        clients = [socket.socket() for _ in range(40)]
+        tracemalloc.start()
+        before, _ = tracemalloc.get_traced_memory()
+        for client in clients:
+            client.setblocking(False)
+            await loop.sock_connect(client, ("127.0.0.1", port))
+        ends = [asyncio.create_task(loop.sock_recv(client, 1)) for client in clients]
+        async with asyncio.timeout(30):
+            while sum(end.done() for end in ends) < 10:
+                await asyncio.wait([end for end in ends if not end.done()], return_when=asyncio.FIRST_COMPLETED)
+        after, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        held = [end for end in ends if not end.done()]
+        for end in held:
+            end.cancel()
+        await asyncio.gather(*ends, return_exceptions=True)
+        for client in clients:
+            client.close()
+    assert len(held) == 30
+    assert after - before < 30 * 64 * 1024
 
 
 async def test_basic_auth_and_rotated_users(tmp_path: Path) -> None:
