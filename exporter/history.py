@@ -81,6 +81,7 @@ class History:
         self._edges: dict[tuple[Engine | None, str], frozenset[int]] = {}
         self._began_again: set[tuple[Engine | None, str]] = set()
         self._rows: list[Row] = []
+        self._last_two: dict[Engine | None, Window] = {}
         self._now = array("d")
         self._at = -math.inf
 
@@ -104,6 +105,7 @@ class History:
         self._sum_up(values, reset)
         self._known = {TARGET, *self._layout.engines}
         self._rows.append(Row(at, self._now))
+        self._last_two = {}
         while len(self._rows) > 2 and self._rows[1].at <= at - self.keep_seconds:
             del self._rows[0]
         return Restarts(reset, process)
@@ -180,9 +182,12 @@ class History:
 
     def put(self, owner: Engine | None, column: Column, value: float) -> None:
         """A column of our own in the last row, such as arrivals."""
-        position = self._layout.slot(owner, column)
-        self._grow()
-        self._now.extend([ABSENT] * (len(self._totals) - len(self._now)))
+        position = self._layout.columns(owner).get(column)
+        if position is None:
+            position = self._layout.slot(owner, column)
+        if position >= len(self._now):
+            self._grow()
+            self._now.extend([ABSENT] * (len(self._totals) - len(self._now)))
         self._now[position] = self._totals[position] = value
 
     def standing(self, owner: Engine | None, series: str) -> Iterator[tuple[tuple[str, ...], float, bool]]:
@@ -200,7 +205,9 @@ class History:
 
     def last_two(self, owner: Engine | None) -> Window:
         """From the scrape before to the last one; only the last one after the first. There must have been one."""
-        return Window(self._rows[-2:], self._layout.columns(owner), self._born)
+        if owner not in self._last_two:
+            self._last_two[owner] = Window(self._rows[-2:], self._layout.columns(owner), self._born)
+        return self._last_two[owner]
 
     def window(self, owner: Engine | None, seconds: float, at: float) -> Window | None:
         """The last so many seconds before a time, as near as scrapes allow; None before the first scrape."""
@@ -257,7 +264,7 @@ class History:
         self._raw, self._born = list(_of_runs(self._raw, runs)), list(_of_runs(self._born, runs))
         self._totals, self._now = _of_runs(self._totals, runs), _of_runs(self._now, runs)
         self._rows = [Row(row.at, _of_runs(row.numbers, runs)) for row in self._rows]
-        self._slots = _Slots()
+        self._slots, self._last_two = _Slots(), {}
 
     def _grow(self) -> None:
         more = len(self._layout.slots) - len(self._totals)

@@ -33,12 +33,8 @@ class Judgement:
             self._lost_tokens = written if asleep else 0.0
         self.written_tokens = None if written is None else written - self._lost_tokens
 
-    def observe_steps(self, now: Window, minute: Window, config: TargetConfig, *, several_api_servers: bool) -> None:
-        """Take in the last seconds and the last minute, with the settings in force."""
-        paper = config.roofline
-        if paper is None or several_api_servers:
-            self.advised = None
-            return
+    def observe_steps(self, now: Window, minute: Window, config: TargetConfig, paper: Roofline) -> None:
+        """Take in the last seconds and the last minute, with the settings in force and what they say on paper."""
         self._calibration.observe(now, paper)
         point, settings = speculation.operating_point(minute, config), config.speculation
         limits = self.roofline(config)

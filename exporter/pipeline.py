@@ -161,12 +161,12 @@ class Pipeline:
         columns = self._layout.columns(engine)
         written = kv_cache.written_tokens(lambda one: snapshot.value(columns[one]) if one in columns else None)
         judgement.observe_cache(written, asleep=is_asleep(self._history.last_two(engine)))
-        judgement.observe_steps(
-            self._window(engine, self._now_seconds, at),
-            self._window(engine, MINUTE_SECONDS, at),
-            self.config,
-            several_api_servers=self._several_api_servers,
-        )
+        paper = None if self._several_api_servers else self.config.roofline
+        if paper is None:
+            judgement.advised = None
+            return
+        now, minute = self._window(engine, self._now_seconds, at), self._window(engine, MINUTE_SECONDS, at)
+        judgement.observe_steps(now, minute, self.config, paper)
 
     def _stretch(self, engine: Engine, busy_seconds: float, step: Window) -> Stretch:
         """What an engine did since the scrape before, for the bill."""

@@ -10,7 +10,6 @@ from exporter.signals.cost import COMPUTED, OUTPUT, PROMPT
 from exporter.snapshot import TARGET, Engine, Layout
 from exporter.upstream import Column, Part
 
-STATUS_CLASSES = frozenset(("1xx", "2xx", "3xx", "4xx", "5xx"))
 FROM_THE_START = ("2xx", "4xx", "5xx")
 """Classes that are there before their first response, which so has a rate."""
 
@@ -22,6 +21,13 @@ TOKENS = (
 )
 
 Key = tuple[Engine | None, Column]
+
+_OF_STATUS: dict[str, Key] = {
+    status: (TARGET, Column(RESPONSES, labels=(status,))) for status in ("1xx", "2xx", "3xx", "4xx", "5xx")
+}
+_REJECTED: Key = (TARGET, Column(REJECTED))
+_FINISHED = Column(FINISHED)
+_TOKENS: dict[str, Key] = {name: (TARGET, Column(name)) for name in (OUTPUT, PROMPT, COMPUTED)}
 
 
 class Sums:
@@ -60,27 +66,27 @@ class Sums:
         here: set[Key] = set()
         measured = self._history.last_two(TARGET).last("http_seen", part=Part.COUNT) is not None
         for (handler, _, status), total, _ in self._history.standing(TARGET, "http_requests"):
-            if handler in GENERATION_ROUTES and status in STATUS_CLASSES:
-                _add(standing, (TARGET, Column(RESPONSES, labels=(status,))), total)
+            if handler in GENERATION_ROUTES and status in _OF_STATUS:
+                _add(standing, _OF_STATUS[status], total)
         if measured:
-            here |= {key for key in self._totals.keys() | standing.keys() if key[1].series == RESPONSES}
-            here |= {(TARGET, Column(RESPONSES, labels=(status,))) for status in FROM_THE_START}
+            here |= {key for key in _OF_STATUS.values() if key in self._totals or key in standing}
+            here |= {_OF_STATUS[status] for status in FROM_THE_START}
         for _, total, _ in self._history.standing(TARGET, "rejections"):
-            _add(standing, (TARGET, Column(REJECTED)), total)
-        here.add((TARGET, Column(REJECTED)))
+            _add(standing, _REJECTED, total)
+        here.add(_REJECTED)
         told_apart = True
         for engine in self._layout.engines:
             for _, total, shown in self._history.standing(engine, "finished"):
-                _add(standing, (engine, Column(FINISHED)), total)
-                _add(standing, (TARGET, Column(FINISHED)), total)
+                _add(standing, (engine, _FINISHED), total)
+                _add(standing, (TARGET, _FINISHED), total)
                 if shown:
-                    here |= {(engine, Column(FINISHED)), (TARGET, Column(FINISHED))}
+                    here |= {(engine, _FINISHED), (TARGET, _FINISHED)}
             tokens = self._tokens(engine)
             told_apart = told_apart and (COMPUTED in tokens or PROMPT not in tokens)
             for name, total in tokens.items():
-                _add(standing, (TARGET, Column(name)), total)
-                here.add((TARGET, Column(name)))
-        return standing, here if told_apart else here - {(TARGET, Column(COMPUTED))}
+                _add(standing, _TOKENS[name], total)
+                here.add(_TOKENS[name])
+        return standing, here if told_apart else here - {_TOKENS[COMPUTED]}
 
     def _tokens(self, engine: Engine) -> dict[str, float]:
         """What an engine generated, was given, and computed of that, as far as it tells."""
