@@ -77,7 +77,7 @@ class Accrual:
         before = step.first("running") if continuous else 0.0
         running = step.last("running")
         if before and running and steps:
-            self.step_seconds = step.seconds / steps
+            self.step_seconds = divide(step.seconds, steps) or self.step_seconds
         gap = divide(step.increase("itl", part=Part.SUM), step.increase("itl", part=Part.COUNT))
         busy = busy_seconds(step.seconds, steps, before, running, self.step_seconds or gap)
         self.busy_seconds += busy

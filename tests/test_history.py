@@ -258,6 +258,18 @@ def test_a_queue_of_1e308_requests_spends_no_time_at_any_level():
     assert fed.get("waiting_requests_time_sum") == 14
 
 
+def test_steps_too_few_to_divide_by_spend_no_time_at_any_batch():
+    """80 sequences in 1e-320 of a step would be an infinite batch: not known. Then 2 s of 8 a step: 16."""
+    fed, body = Fed(), Body().process().running(8)
+    fed.scrape(0, body)
+    broken = Body().process().running(8).decode(8, 10)
+    fed.scrape(2, broken.set("vllm:iteration_tokens_total_count", 1e-320))
+    fed.scrape(4, broken.decode(8, 100).set("vllm:iteration_tokens_total_count", 100))
+
+    assert fed.get("decode_batch_size_time_count") == 2
+    assert fed.get("decode_batch_size_time_sum") == 16
+
+
 # Windows
 
 

@@ -106,10 +106,11 @@ def _known(numbers: Sequence[float], slot: int) -> float | None:
 
 
 def divide(numerator: float | None, denominator: float | None) -> float | None:
-    """A ratio, or None where a part is not known or nothing stands below the line."""
+    """A ratio, or None where a part is not known, nothing stands below the line, or so little that it is no number."""
     if numerator is None or denominator is None or denominator <= 0:
         return None
-    return numerator / denominator
+    ratio = numerator / denominator
+    return ratio if -math.inf < ratio < math.inf else None
 
 
 def plus(*terms: float | None) -> float | None:
