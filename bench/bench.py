@@ -27,7 +27,7 @@ from exporter.http_server import bind
 from exporter.pipeline import Pipeline
 from exporter.recording import read_log
 from exporter.render import Lines, exposition
-from exporter.schema import Config
+from exporter.schema import Config, TargetConfig
 from exporter.snapshot import Layout
 from exporter.upstream import filter_names
 
@@ -168,26 +168,39 @@ def sidecar(settings: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
             yield child, f"http://{address}"
 
 
-def spent_per_scrape(child: subprocess.Popen[bytes]) -> float:
+def spent_per_scrape(child: subprocess.Popen[bytes], interval_seconds: float) -> float:
     """CPU milliseconds a process spends per scrape interval, after it has settled."""
     time.sleep(3)
     began = cpu_seconds(child.pid)
     time.sleep(MEASURED_SECONDS)
-    return (cpu_seconds(child.pid) - began) * INTERVAL_SECONDS / MEASURED_SECONDS * 1e3
+    return (cpu_seconds(child.pid) - began) * interval_seconds / MEASURED_SECONDS * 1e3
 
 
 def cycles() -> None:
-    """A whole cycle (scrape, parse, integrate) beside a real Prometheus scraping the same endpoint as often."""
-    settings = f"url: {{url}}\nscrape: {{{{interval_seconds: {INTERVAL_SECONDS}}}}}\n"
-    with playback() as url, sidecar(settings.format(url=url)) as (child, _):
-        ours = spent_per_scrape(child)
+    """A whole cycle (scrape, parse, integrate) beside a real Prometheus scraping the same endpoint as often.
+
+    Of both processes all that they spend is counted, also between scrapes.
+    """
+    for interval_seconds in (TargetConfig().scrape.interval_seconds, INTERVAL_SECONDS):
+        settings = f"url: {{url}}\nscrape: {{{{interval_seconds: {interval_seconds}}}}}\n"
+        with playback() as url, sidecar(settings.format(url=url)) as (child, _):
+            ours = spent_per_scrape(child, interval_seconds)
+        what = f"whole cycle at {interval_seconds:g} s, CPU"
+        theirs = cycle_of_prometheus(interval_seconds)
+        if theirs is None:
+            row(what, f"{ours:.2f} ms", "skipped: no prometheus in PATH")
+        else:
+            row(what, f"{ours:.2f} ms", f"Prometheus, same endpoint {theirs:.2f} ms", ours / theirs)
+
+
+def cycle_of_prometheus(interval_seconds: float) -> float | None:
+    """CPU milliseconds that Prometheus spends per scrape; None where there is none."""
     prometheus = shutil.which("prometheus")
     if prometheus is None:
-        row("whole cycle, CPU", f"{ours:.2f} ms", "skipped: no prometheus in PATH")
-        return
+        return None
     with playback() as url, tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "prometheus.yml")
-        every = f"{int(INTERVAL_SECONDS * 1e3)}ms"
+        every = f"{int(interval_seconds * 1e3)}ms"
         host = url.removeprefix("http://")
         file.write_text(
             f"global: {{scrape_interval: {every}, scrape_timeout: {every}}}\n"
@@ -195,8 +208,7 @@ def cycles() -> None:
         )
         command = (prometheus, f"--config.file={file}", f"--storage.tsdb.path={folder}/data")
         with process(*command, f"--web.listen-address=127.0.0.1:{free_port()}") as child:
-            theirs = spent_per_scrape(child)
-    row("whole cycle at 0.5 s, CPU", f"{ours:.2f} ms", f"Prometheus, same endpoint {theirs:.2f} ms", ours / theirs)
+            return spent_per_scrape(child, interval_seconds)
 
 
 def memory() -> None:

@@ -192,9 +192,7 @@ class History:
 
     def standing(self, owner: Engine | None, series: str) -> Iterator[tuple[tuple[str, ...], float, bool]]:
         """A labelled counter: labels, running total also of what is not there now, and whether it is there."""
-        columns = self._layout.columns(owner)
-        for labels in columns.labelled(series):
-            slot = columns[Column(series, Part.VALUE, labels)]
+        for labels, slot in self._layout.columns(owner).labelled(series):
             if slot < len(self._totals):
                 yield labels, self._totals[slot], slot < len(self._now) and not math.isnan(self._now[slot])
 

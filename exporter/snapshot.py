@@ -38,7 +38,7 @@ class Columns(dict[Column, int]):
     def __init__(self, *given: Mapping[Column, int]) -> None:
         super().__init__(*given)
         self._buckets: dict[str, list[tuple[float, int]]] = {}
-        self._labelled: dict[str, list[tuple[str, ...]]] = {}
+        self._labelled: dict[str, list[tuple[tuple[str, ...], int]]] = {}
         self._sorted_out = 0
 
     def buckets(self, series: str) -> list[tuple[float, int]]:
@@ -46,8 +46,8 @@ class Columns(dict[Column, int]):
         self._sort_out()
         return self._buckets.get(series, [])
 
-    def labelled(self, series: str) -> list[tuple[str, ...]]:
-        """The label values under which a series without parts is known."""
+    def labelled(self, series: str) -> list[tuple[tuple[str, ...], int]]:
+        """(label values, slot) under which a series without parts is known."""
         self._sort_out()
         return self._labelled.get(series, [])
 
@@ -59,7 +59,7 @@ class Columns(dict[Column, int]):
             if column.part is Part.BUCKET:
                 self._buckets.setdefault(column.series, []).append((float(column.labels[0]), slot))
             elif column.part is Part.VALUE:
-                self._labelled.setdefault(column.series, []).append(column.labels)
+                self._labelled.setdefault(column.series, []).append((column.labels, slot))
         for found in self._buckets.values():
             found.sort()
         self._sorted_out = len(self)

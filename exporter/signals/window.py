@@ -84,7 +84,7 @@ class Window:
 
     def labelled(self, series: str) -> Sequence[tuple[str, ...]]:
         """The label values under which a series without parts is known."""
-        return self.columns.labelled(series)
+        return [labels for labels, _ in self.columns.labelled(series)]
 
     def levels(self, series: str, *labels: str) -> list[tuple[float, float]]:
         """(monotonic seconds, value) of a gauge at each scrape that knew it."""
