@@ -30,8 +30,8 @@ test: $(VENV)/.dev tools ## run every test; PYTEST_ADDOPTS chooses
 	$(python) -m pytest
 
 fuzz: $(VENV)/.dev ## fuzz parser and pipeline, guided by coverage; FUZZ_RUNS inputs each
-	$(python) -m fuzz.run parser -max_len=300 -runs=$(FUZZ_RUNS)
-	$(python) -m fuzz.run pipeline -max_len=4000 -runs=$(FUZZ_RUNS)
+	$(python) -m fuzz.run parser -max_len=600 -runs=$(FUZZ_RUNS)
+	$(python) -m fuzz.run pipeline -max_len=1200 -runs=$(FUZZ_RUNS)
 
 chaos: $(VENV)/.dev ## play 200 acts of a simulated engine that breaks at random beside a real sidecar (15 minutes)
 	$(python) -m tests.chaos.rig $(CHAOS)
