@@ -3,6 +3,7 @@
 import math
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client.exposition import generate_latest
@@ -59,6 +60,7 @@ def changed(line, kind, what):
     return f"{before}{found}{what}{after[after.index(chr(34)) :]} {value}" if found else line
 
 
+@pytest.mark.filterwarnings("ignore:Generating overly large repr")  # it would hide what failed
 @given(bodies())
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 def test_a_hostile_engine_crashes_nothing_and_makes_nothing_infinite(made):
