@@ -4,6 +4,7 @@ Reads Prometheus text 0.0.4 and 1.0.0 and OpenMetrics 1.0. Everything before the
 slot it fills, so that a steady scrape costs one comparison a line and one split and one look-up a line that changed.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 from enum import Enum
 from itertools import compress
@@ -74,6 +75,14 @@ def condense(body: bytes, max_series: int) -> bytes | Failure:
     return b"\n".join([*(kept or lines[:10]), *(line[:LONGEST_LINE_BYTES] for line in lines[-2:])])
 
 
+def _good_heads(lines: list[bytes]) -> Iterator[bytes]:
+    """What stands before the numbers of lines that end in one."""
+    for line in lines:
+        head, space, text = line.rpartition(b" ")
+        if number(text) is not None:
+            yield head + space
+
+
 _IGNORED = -1
 _COMMENT = -2
 _BAD = -3
@@ -122,7 +131,8 @@ class Parser:
     def keep(self, kept: list[int]) -> Snapshot:
         """The last snapshot in these slots, among them all of its own, renumbered from 0."""
         new = {slot: position for position, slot in enumerate(kept)}
-        self._known = {head: new.get(slot, slot) for head, slot in self._known.items()}
+        # The series of a malformed line has no value, so its place may be another's now.
+        self._known = {head: new.get(slot, slot) for head, slot in self._known.items() if slot < 0 or slot in new}
         self._rank = {new[slot]: rank for slot, rank in self._rank.items() if slot in new}
         self._last_slots = [new.get(slot, slot) for slot in self._last_slots]
         self._last = replace(self._last, values=[self._last.value(slot) for slot in kept])
@@ -154,13 +164,15 @@ class Parser:
         return self._last
 
     def _whole(self, lines: list[bytes]) -> Snapshot | Failure:
-        if self._too_many and self._too_many.issubset(line.rpartition(b" ")[0] for line in lines):
+        if self._too_many and self._too_many.issubset(_good_heads(lines)):
             return self._too_large()
         slots = len(self._layout.slots)
         before = self._known.copy(), self._rank.copy(), self._shadowed
+        last = self._last_lines, self._last_heads, self._last_slots, self._last
         result = self._in_both_orders(lines)
         if isinstance(result, Failure):
             self._known, self._rank, self._shadowed = before
+            self._last_lines, self._last_heads, self._last_slots, self._last = last  # read once, refused when again
             if len(self._layout.slots) > slots:
                 self._layout.keep(range(slots))
         return result
@@ -209,7 +221,10 @@ class Parser:
                 values[slot] = value
                 series += 1
                 if series > self._max_series:
-                    self._too_many = frozenset(heads)
+                    found = {
+                        head: slot for head, slot in zip(heads, slots, strict=True) if known.get(head) == slot >= 0
+                    }
+                    self._too_many = frozenset(found if len(set(found.values())) == series else ())
                     return self._too_large()
             else:
                 bad += 1  # the same series again: the first one stays, neither is summed nor overwritten

@@ -11,6 +11,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.openmetrics.exposition import ALLOWUTF8
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
+from exporter import exposition
 from exporter.exposition import Failure, Parser, Reason
 from exporter.sample_line import parse_line
 from exporter.snapshot import TARGET, Engine, Layout, Snapshot
@@ -434,6 +435,100 @@ def test_no_bytes_are_too_bad_and_what_was_read_before_changes_nothing(bodies):
         assert found[1] == fresh[1]
         assert found[0].keys() == fresh[0].keys()
         assert all(same(found[0][key], number) for key, number in fresh[0].items())
+
+
+ALIASES = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "ray_vllm:kv_cache_usage_perc")
+LINE = st.builds(
+    "{}{}{}{}{}".format,
+    st.sampled_from((*ALIASES, "vllm:num_requests_running", "vllm:generation_tokens_total", "http_x", "# HELP x")),
+    st.sampled_from(
+        ("", '{engine="0",model_name="m"}', '{model_name="m",engine="0"}', '{engine="1",model_name="a b"}')
+    ),
+    st.sampled_from((" ", " ", " ", "\t")),
+    st.sampled_from(("1", "2", "2.5", "NaN", "1_0", "")),
+    st.sampled_from(("", "", "", " 17", "\r", ' # {a="b c"} 1')),
+)
+
+
+def told(outcome):
+    """What a parser said, but for the order of slots; NaN is NaN."""
+    if isinstance(outcome, Failure):
+        return outcome
+    found, bad_lines = outcome
+    return {key: repr(number) for key, number in found.items()}, bad_lines
+
+
+@given(st.lists(st.lists(LINE, max_size=8), min_size=1, max_size=6), st.sampled_from((2, 4)), st.data())
+@settings(max_examples=500, deadline=None)
+def test_a_body_like_the_one_before_is_read_as_if_it_came_first(turns, max_series, data):
+    """Each body, with one line of the one before changed, and each once more, whatever was good or refused before."""
+    warm, before = Parser(Layout(), max_series=max_series), []
+    for turn in turns:
+        lines = turn
+        if before and turn:
+            at = data.draw(st.integers(0, len(before) - 1))
+            lines = [*before[:at], turn[0], *before[at + 1 :]]
+        body = "".join(f"{line}\n" for line in lines)
+        fresh = told(read(body, max_series=max_series))
+        assert [told(read(body, parser=warm)) for _ in range(2)] == [fresh, fresh]
+        before = lines
+
+
+def test_a_body_refused_once_read_as_far_as_it_went_is_refused_again():
+    """The newer name comes last, so it is read twice; the second reading finds a third series, where two may be.
+
+    With another number it is as large as it was.
+    """
+    parser = Parser(Layout(), max_series=2)
+    shadowed = b'vllm:gpu_cache_usage_perc{engine="0"} 1\nvllm:kv_cache_usage_perc{engine="0"} 2\n'
+    other = b'vllm:gpu_cache_usage_perc{engine="0"}\t1\nvllm:num_requests_running{engine="0"} 1\n'
+    gone = b'vllm:prefix_cache_queries_total{engine="0"} 1\nvllm:gpu_prefix_cache_queries_total{engine="0"} 1\n'
+    assert read(shadowed + gone, parser=parser)[1] == 0
+    for running in (b"5", b"6", b"6"):
+        body = b'vllm:prefix_cache_hits_total{engine="0"} ' + running + b"\n" + other
+        assert parser.parse(body) == Failure(Reason.TOO_LARGE, "more than 2 series of ours")
+
+
+def test_a_body_that_is_too_large_again_is_not_read(monkeypatch):
+    """Its lines with other numbers are told by what stands before these; one of them malformed, it is read."""
+    parser, body = (
+        Parser(Layout(), max_series=2),
+        Body(bare=True).running(1).waiting(2).set("vllm:num_preemptions_total", 3),
+    )
+    with monkeypatch.context() as unread:
+        refused = parser.parse(body.text())
+        unread.setattr(exposition, "parse_line", None)
+        again = parser.parse(body.running(5).text())
+    malformed = read(body.text().replace(b"} 5", b"} five"), parser=parser)
+
+    assert refused == again == Failure(Reason.TOO_LARGE, "more than 2 series of ours")
+    assert (len(malformed[0]), malformed[1]) == (2, 1)
+
+
+def test_tabs_before_the_numbers_do_not_make_a_body_too_large():
+    """Refused for three series where two may be; then two are left."""
+    parser = Parser(Layout(), max_series=2)
+    body = Body(bare=True).running(1).waiting(2).set("vllm:num_preemptions_total", 3).text().replace(b" ", b"\t")
+    refused = parser.parse(body)
+    found, _ = read(body.partition(b"\n")[2], parser=parser)
+
+    assert isinstance(refused, Failure)
+    assert len(found) == 2
+
+
+def test_the_place_of_a_malformed_line_is_not_the_one_that_another_series_gets():
+    """Running is malformed as places are given up, its own among them; back, it is itself and not what moved there."""
+    layout = Layout()
+    parser = Parser(layout)
+    body = Body(bare=True).running(1).waiting(2)
+    read(body.text(), parser=parser)
+    read(body.text().replace(b"} 1", b"} one"), parser=parser)
+    layout.keep([1])
+    parser.keep([1])
+    found, bad_lines = read(body.running(3).text(), parser=parser)
+
+    assert {series: number for (_, series, _, _), number in found.items()} == {"running": 3, "waiting": 2}
+    assert bad_lines == 0
 
 
 @given(st.binary(max_size=200).map(lambda line: line.replace(b"\n", b"")), st.integers(0, 3))
