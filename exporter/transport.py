@@ -18,6 +18,7 @@ SECOND_FAMILY_SECONDS = 0.25
 """So long an address may keep us waiting before the name's next one is tried beside it (RFC 8305)."""
 READ_AHEAD_BYTES = 2**18
 MAX_HEAD_BYTES = 2**16
+"""Of what is no body: headers, what stands between chunks, trailers."""
 
 
 class Transport(httpx.AsyncBaseTransport):
@@ -137,6 +138,7 @@ class _Connection(asyncio.Protocol):
         self._waiter: asyncio.Future[None] | None = None
         self._unread = bytearray()
         self._head_bytes = 0
+        self._heard = False
         self._asked = self._whole = self._lasting = self._paused = False
         self._failure: Exception | None = None
 
@@ -158,7 +160,7 @@ class _Connection(asyncio.Protocol):
             httpx.RemoteProtocolError: what came is not HTTP.
         """
         self.status, self.headers, self._head_bytes = 0, [], 0
-        self._asked, self._whole = True, False
+        self._asked, self._heard, self._whole = True, False, False
         self._transport.write(head)
         try:
             while not self.status:
@@ -208,15 +210,15 @@ class _Connection(asyncio.Protocol):
         if self._whole or not self._asked:
             self.close()  # what nobody asked for would be taken for the next answer
             return
-        if not self.status:
-            self._head_bytes += len(data)
+        self._heard = True
+        self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._lasting = False
             if not self._whole:
                 self._fail(httpx.RemoteProtocolError(str(error)))
-        if not self.status and self._head_bytes > MAX_HEAD_BYTES:
+        if self._head_bytes > MAX_HEAD_BYTES and not self._whole:
             self._fail(httpx.RemoteProtocolError(f"more than {MAX_HEAD_BYTES} bytes of headers"))
         if len(self._unread) > READ_AHEAD_BYTES and not self._paused:
             self._paused = True
@@ -232,7 +234,7 @@ class _Connection(asyncio.Protocol):
         self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if not self._head_bytes:
+        if not self._heard:
             exc = _UnheardError("the connection was closed before an answer")
         self._failure = self._failure or exc or ConnectionError("the connection was closed")
         self._wake()
@@ -246,13 +248,14 @@ class _Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
-        if status < httpx.codes.OK:
+        if status < httpx.codes.OK and status != httpx.codes.SWITCHING_PROTOCOLS:
             self.headers = []  # 100 Continue, 103 Early Hints: the answer is yet to come
         else:
             self.status = status
             self._lasting = self._parser.should_keep_alive()
 
     def on_body(self, body: bytes) -> None:
+        self._head_bytes = 0
         self._unread += body
 
     def on_message_complete(self) -> None:

@@ -38,7 +38,8 @@ async def parts(*each: bytes) -> AsyncIterator[bytes]:
         await asyncio.sleep(0)
 
 
-async def endless(part: bytes) -> AsyncIterator[bytes]:
+async def endless(part: bytes, after: bytes = b"") -> AsyncIterator[bytes]:
+    yield after
     while True:
         yield part
 
@@ -85,13 +86,37 @@ def test_it_does_not_matter_where_packets_end(whole: bytes, cuts: list[int]) -> 
         (parts(response(content_length="many")), "Content-Length"),
         (endless(b"HTTP/1.1 100 Continue\r\n\r\n"), f"more than {MAX_HEAD_BYTES} bytes of headers"),
         (endless(b"HTTP/1.1 200 OK\r\nX: " + b"x" * 4096), f"more than {MAX_HEAD_BYTES} bytes of headers"),
+        (endless(b"a: b\r\n" * 4096, after=CHUNKED[:-2]), f"more than {MAX_HEAD_BYTES} bytes of headers"),
+        (endless(b"x" * 4096, after=CHUNKED[:-2] + b"X: "), f"more than {MAX_HEAD_BYTES} bytes of headers"),
+        (endless(b"x" * 4096, after=CHUNKED.partition(b"name")[0]), f"more than {MAX_HEAD_BYTES} bytes of headers"),
     ],
-    ids=["short", "short chunk", "another protocol", "no number", "only preludes", "endless header"],
+    ids=[
+        *("short", "short chunk", "another protocol", "no number", "only preludes", "endless header"),
+        *("trailers", "endless trailer", "endless extension of a chunk"),
+    ],
 )
 async def test_what_is_not_http_is_said_to_be_so(sent: AsyncIterator[bytes], message: str) -> None:
-    """And held to a limit, as long as no body has begun."""
+    """And what is no body is held to a limit, also between the body's parts and after them."""
     with pytest.raises(httpx.RemoteProtocolError, match=message):
         await said(lambda _: sent)
+
+
+async def test_a_switch_to_another_protocol_is_an_answer_like_any() -> None:
+    """Nobody asked for one. What comes on that connection then is not read, and the next request has its own."""
+    switching = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n" + response()
+    answers = iter([switching, response()])
+    async with serving(lambda _: next(answers)) as server, contextlib.aclosing(Transport()) as client:
+        async with contextlib.aclosing(await client.handle_async_request(httpx.Request("GET", server.url))) as answer:
+            assert answer.status_code == 101
+        assert await get(client, server.url) == EXPOSITION
+    assert server.connections == 2
+
+
+async def test_a_large_body_in_small_chunks_is_no_header() -> None:
+    """100 KiB, each byte with five around it."""
+    body = b"x" * 100_000
+    chunks = b"1\r\nx\r\n" * len(body) + b"0\r\n\r\n"
+    assert await said(lambda _: CHUNKED.partition(b"6;")[0] + chunks) == body
 
 
 @settings(max_examples=150, deadline=None)
