@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -200,6 +201,29 @@ def test_sigterm_ends_it_as_pid_1(tmp_path: Path) -> None:
     settings = tmp_path / "sidecar.yaml"
     settings.write_text("url: http://127.0.0.1:9\n")
     ends_as_pid_1(settings, lambda running: eventually(lambda: running.state() == "loading"))
+
+
+def test_sigterm_ends_it_while_it_is_still_importing() -> None:
+    """Which takes most of a second, and in which PID 1 would be deaf: the signal comes as the command line is imported.
+
+    What is installed as vllm-sidecar begins the same way.
+    """
+    begin = """
+import os, signal, sys
+
+class Ending:
+    def find_spec(self, name, path, target=None):
+        if name == "exporter.cli":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+sys.meta_path.insert(0, Ending())
+from exporter.__main__ import main
+main()
+"""
+    ended = subprocess.run([sys.executable, "-c", begin], check=False, env=ENVIRONMENT, capture_output=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"", b"")
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    assert scripts == {"vllm-sidecar": "exporter.__main__:main"}
 
 
 def test_sigterm_ends_it_while_a_name_server_does_not_answer(tmp_path: Path) -> None:
