@@ -12,10 +12,10 @@ from collections.abc import AsyncIterator
 import httptools
 import httpx
 
+from exporter.dial import dial
+
 IDLE_SECONDS = 4.0
 """vLLM closes a connection that was idle for 5 s; one asked again at that moment would fail."""
-SECOND_FAMILY_SECONDS = 0.25
-"""So long an address may keep us waiting before the name's next one is tried beside it (RFC 8305)."""
 READ_AHEAD_BYTES = 2**18
 MAX_HEAD_BYTES = 2**16
 """Of what is no body: headers, what stands between chunks, trailers."""
@@ -64,20 +64,15 @@ class Transport(httpx.AsyncBaseTransport):
             _, connection = await loop.create_unix_connection(_Connection, self._socket_path)
             return connection
         url = request.url
-        host = url.raw_host.decode()
-        if url.scheme != "https":
-            _, connection = await loop.create_connection(
-                _Connection, host, url.port or 80, happy_eyeballs_delay=SECOND_FAMILY_SECONDS
-            )
+        host, secure = url.raw_host.decode(), url.scheme == "https"
+        dialled = await dial(host, url.port or (443 if secure else 80))
+        if not secure:
+            _, connection = await loop.create_connection(_Connection, sock=dialled)
             return connection
+        name = request.extensions.get("sni_hostname", host)
         try:
             _, connection = await loop.create_connection(
-                _Connection,
-                host,
-                url.port or 443,
-                ssl=self._context,
-                server_hostname=request.extensions.get("sni_hostname", host),
-                happy_eyeballs_delay=SECOND_FAMILY_SECONDS,
+                _Connection, sock=dialled, ssl=self._context, server_hostname=name
             )
         except ConnectionResetError:
             # As a server does that wants another certificate: not to be taken for one that does not listen.
