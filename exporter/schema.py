@@ -22,6 +22,7 @@ from exporter.schema_types import (
     ListenAddress,
     ReadableFile,
     Seconds,
+    ServerName,
     Strict,
     is_loopback,
     split_address,
@@ -93,7 +94,7 @@ class Scrape(Strict):
     ca_file: ReadableFile | None = Field(None, description="A private certificate authority, PEM.")
     cert_file: ReadableFile | None = Field(None, description="Client certificate, PEM.")
     key_file: ReadableFile | None = Field(None, description="Key of the client certificate, PEM.")
-    server_name: str | None = Field(None, description="Name to expect in the engine's certificate.")
+    server_name: ServerName | None = Field(None, description="Name to expect in the engine's certificate.")
     insecure_skip_verify: bool = Field(False, description="Accept any certificate. Only when asked.")
 
     @model_validator(mode="after")

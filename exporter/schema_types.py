@@ -87,6 +87,18 @@ def _engine_url(url: str) -> str:
     return url.rstrip("/")
 
 
+def _server_name(name: str) -> str:
+    # An empty name would be none, and no name is compared with none.
+    try:
+        known = bool(name.encode("idna"))
+    except UnicodeError:
+        known = False
+    if not known or not name.isprintable() or " " in name:
+        raise ValueError("not the name of a host")
+    return name
+
+
+ServerName = Annotated[str, AfterValidator(_server_name)]
 EngineUrl = Annotated[str, AfterValidator(_engine_url)]
 RESERVED_LABELS = frozenset(("target", "model_name", "role", "engine", "job", "instance"))
 
