@@ -64,7 +64,7 @@ class Transport(httpx.AsyncBaseTransport):
             _, connection = await loop.create_unix_connection(_Connection, self._socket_path)
             return connection
         url = request.url
-        host, secure = url.raw_host.decode(), url.scheme == "https"
+        host, secure = url.raw_host.decode().replace("%25", "%"), url.scheme == "https"  # fe80::1%25eth0, a zone
         dialled = await dial(host, url.port or (443 if secure else 80))
         if not secure:
             _, connection = await loop.create_connection(_Connection, sock=dialled)
@@ -230,7 +230,9 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self._heard:
-            exc = _UnheardError("the connection was closed before an answer")
+            unheard = _UnheardError("the connection was closed before an answer")
+            unheard.__cause__ = exc  # as TLS 1.3 refuses a client's certificate
+            exc = unheard
         self._failure = self._failure or exc or ConnectionError("the connection was closed")
         self._wake()
 

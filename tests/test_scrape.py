@@ -6,6 +6,7 @@ import gzip
 import itertools
 import logging
 import os
+import socket
 import ssl
 import tracemalloc
 import zlib
@@ -439,6 +440,14 @@ async def test_ipv6_literal() -> None:
     assert engine.requests[0].headers["host"] == engine.url.removeprefix("http://")
 
 
+@pytest.mark.parametrize("percent", ["%25", "%"])
+async def test_ipv6_zone(percent: str) -> None:
+    """As RFC 6874 writes a link-local address in a URL, and as most people do."""
+    async with serving(lambda _: response(), host="::1") as engine:
+        url = engine.url.replace("::1", f"::1{percent}{socket.if_nametoindex('lo')}")
+        assert body_of(await scraped(url)) == EXPOSITION
+
+
 async def test_unix_socket(tmp_path: Path) -> None:
     """http+unix with the socket's path percent-encoded as the host."""
     path = tmp_path / "vllm.sock"
@@ -481,6 +490,25 @@ async def test_client_certificate(authority: Authority) -> None:
         assert reason_of(await scraped(engine.url, ca_file=authority.ca)) is Reason.TLS
         files = {"ca_file": authority.ca, "cert_file": client.certificate, "key_file": client.key}
         assert body_of(await scraped(engine.url, **files)) == EXPOSITION
+
+
+async def test_what_breaks_tls_after_the_handshake_is_a_failure_of_tls(authority: Authority) -> None:
+    """Where TLS 1.3 refuses a client, too. Here what comes next is no record of TLS."""
+    pair = authority.issue("127.0.0.1")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(pair.certificate, pair.key)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer() -> None:
+            with context.wrap_socket(listening.accept()[0], server_side=True) as secured:
+                secured.recv(1024)
+                with socket.socket(fileno=os.dup(secured.fileno())) as bare:
+                    bare.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+
+        answering = asyncio.create_task(asyncio.to_thread(answer))
+        outcome = await scraped(f"https://127.0.0.1:{listening.getsockname()[1]}", ca_file=authority.ca)
+        await answering
+    assert reason_of(outcome) is Reason.TLS
 
 
 async def test_an_encrypted_key_is_refused_and_not_asked_for(authority: Authority) -> None:
