@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 
 from exporter.catalogue import METRICS, Scope
 from exporter.collect import values
+from exporter.signals import latency
 from exporter.signals.engine import has_work
 from exporter.signals.view import EngineView, State, TargetView
 from exporter.upstream import Part
@@ -18,8 +19,14 @@ SEVERAL = (
     lambda _, one: one.several_api_servers,
 )
 NO_WINDOW = ("watched for too short", lambda _, one: one.now.seconds <= 0)
+NO_WINDOWS = ("watched for too short", lambda _, one: not one.windows)
 IDLE = ("nothing decodes", lambda _, one: not one.now.increase("itl", part=Part.COUNT))
 NO_FIRST = ("no first token lately", lambda _, one: not one.now.increase("ttft", part=Part.COUNT))
+NO_FIRST_IN_WINDOWS = (
+    "no first token in the window",
+    lambda _, one: not any(each.increase("ttft", part=Part.COUNT) for each in one.windows.values()),
+)
+STILL_WAITING = ("those still waiting outweigh those served", lambda _, one: latency.queue_seconds(one) is not None)
 NO_ARRIVALS = ("nothing arrives", lambda _, one: not any(each.increase("arrivals") for each in one.windows.values()))
 NO_OUTPUT = (
     "no output in the window",
@@ -55,21 +62,21 @@ REASONS: Mapping[str, tuple[tuple[str, Reason], ...]] = {
     "step_seconds": (SEVERAL, NO_WINDOW, IDLE),
     "predicted_ttft_seconds": (NO_WINDOW, NOTHING_LEAVES, NO_FIRST),
     "ttft_queue_seconds": (NO_WINDOW, NO_FIRST),
-    "ttft_prefill_seconds": (NO_WINDOW, NO_FIRST),
+    "ttft_prefill_seconds": (NO_WINDOW, NO_FIRST, STILL_WAITING),
     "queue_growth_requests_per_second": (NO_WINDOW,),
-    "latency_quantile_seconds": (NO_WINDOW, NO_FIRST),
-    "preemptions_per_arrival": (NO_WINDOW, NO_ARRIVALS),
+    "latency_quantile_seconds": (NO_WINDOWS, NO_FIRST_IN_WINDOWS),
+    "preemptions_per_arrival": (NO_WINDOWS, NO_ARRIVALS),
     "kv_preemption_point_sequences": (NO_WINDOW, IDLE_KV, NO_CAPACITY),
     "kv_headroom_sequences": (NO_WINDOW, IDLE_KV, NO_CAPACITY),
     "kv_capacity_tokens": (NO_CAPACITY,),
     "kv_full_in_seconds": (NO_WINDOW, NOT_RISING),
     "warmness_ratio": (NO_CAPACITY,),
-    "prefix_cache_hit_ratio": (NO_WINDOW, NO_ARRIVALS),
-    "goodput_ratio": (NO_WINDOW, NO_FINISHED),
-    "cost_dollars_per_million_tokens": (NO_PRICE, NO_WINDOW, NO_OUTPUT),
-    "busy_cost_dollars_per_million_tokens": (NO_PRICE, NO_WINDOW, NO_OUTPUT),
+    "prefix_cache_hit_ratio": (NO_WINDOWS, NO_ARRIVALS),
+    "goodput_ratio": (NO_WINDOWS, NO_FINISHED),
+    "cost_dollars_per_million_tokens": (NO_PRICE, NO_WINDOWS, NO_OUTPUT),
+    "busy_cost_dollars_per_million_tokens": (NO_PRICE, NO_WINDOWS, NO_OUTPUT),
     "cost_baseline_dollars_per_million_tokens": (NO_BASELINE,),
-    "busy_cost_baseline_multiple_ratio": (NO_PRICE, NO_BASELINE, NO_WINDOW, NO_OUTPUT),
+    "busy_cost_baseline_multiple_ratio": (NO_PRICE, NO_BASELINE, NO_WINDOWS, NO_OUTPUT),
     "gpu_cost_dollars_total": (NO_PRICE,),
     "speculation_advised": (NO_HARDWARE, NO_MODEL, SEVERAL, NO_WINDOW, IDLE, NOT_DRAFTING),
     "speculation_expected_speedup_ratio": (NO_HARDWARE, NO_MODEL, SEVERAL, NO_WINDOW, IDLE, NOT_DRAFTING),

@@ -200,8 +200,37 @@ def test_what_is_not_known_says_why_in_the_order_in_which_it_can_be_mended():
     assert found["cost_dollars_per_million_tokens"] == "no price: set gpu_hour_dollars"
     assert found["crossover_positions"] == "no GPU: set hardware"
     assert found["decode_batch_size"] == "nothing decodes"
-    assert found["latency_quantile_seconds"] == "no first token lately"
+    assert found["latency_quantile_seconds"] == "no first token in the window"
     assert "kv_usage_ratio" not in found
+
+
+def test_what_a_long_window_needs_is_not_blamed_on_the_engine_while_it_begins():
+    """Ten seconds are a third of 15 s, and not of the minute that these are taken over."""
+    body, pipeline = Body().process(), Fed(TargetConfig(gpu_hour_dollars=2.0))
+    pipeline.scrape(0, body)
+    run(pipeline, body, serve, scrapes=5)
+    view = pipeline.view()
+    found = reasons(view, view.engines[0])
+    assert {
+        found[name]
+        for name in (
+            "latency_quantile_seconds",
+            "preemptions_per_arrival",
+            "prefix_cache_hit_ratio",
+            "goodput_ratio",
+            "cost_dollars_per_million_tokens",
+            "busy_cost_dollars_per_million_tokens",
+        )
+    } == {"watched for too short"}
+    assert "decode_batch_size" not in found
+
+
+def test_the_prefill_part_is_not_known_while_more_wait_than_were_served():
+    """Ten wait all along and one is served each second: the queue's part is 10 s, and no first token took over 1 s."""
+    pipeline, body = fed()
+    run(pipeline, body, lambda each: serve(each.waiting(10), ttft=1.0))
+    view = pipeline.view()
+    assert reasons(view, view.engines[0])["ttft_prefill_seconds"] == "those still waiting outweigh those served"
 
 
 def test_what_is_not_known_of_a_lost_engine_is_so_for_one_reason():
