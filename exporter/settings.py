@@ -52,7 +52,7 @@ def load(path: Path | None = None, **flags: Any) -> Config:
     except ValidationError as error:
         raise BadSettingsError(in_words(error)) from None
     except SettingsError as error:
-        raise BadSettingsError(str(error)) from None
+        raise BadSettingsError(f"{error}: lists and objects are JSON in the environment") from None
     except RecursionError:  # YAML can refer to what it is part of
         raise BadSettingsError(f"{path} holds itself") from None
 

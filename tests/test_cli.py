@@ -125,6 +125,11 @@ def test_refused_settings_of_every_source(
     assert refusal(capsys, f"--config.file={file}") == "slo.ttft_seconds: Input should be greater than 0"
     monkeypatch.setenv("VLLM_SIDECAR_PRIZE", "2")
     assert refusal(capsys) == "VLLM_SIDECAR_PRIZE: unknown setting"
+    monkeypatch.delenv("VLLM_SIDECAR_PRIZE")
+    monkeypatch.setenv("VLLM_SIDECAR_WINDOWS", "5m")
+    message = refusal(capsys)
+    assert '"windows"' in message
+    assert message.endswith(": lists and objects are JSON in the environment")
 
 
 def test_config_check_checks_and_does_nothing_else(
