@@ -54,13 +54,13 @@ async def run(
         sidecar.use(_watching(config, engine))
         port = config.listen_address.rpartition(":")[2]
         print(f"{engine.what} serves at {engine.url}/metrics; the sidecar reads it:")
-        print(f"  http://localhost:{port}/metrics   http://localhost:{port}/api/v1/signals   (Ctrl-C ends)\n")
+        print(f"  http://localhost:{port} (the page)   http://localhost:{port}/metrics   (Ctrl-C ends)\n")
         ends = math.inf if seconds is None else time.monotonic() + seconds
-        redraw = sys.stdout.isatty()
+        drawn = 0
         try:
             while not serving.done() and time.monotonic() < ends:
                 await asyncio.sleep(1.0)
-                _show(sidecar.views()[0], redraw=redraw)
+                drawn = _show(sidecar.views()[0], drawn)
         finally:
             server.end()
             await serving
@@ -74,17 +74,19 @@ def _watching(config: Config, engine: Engine) -> Config:
     return config.model_copy(update=shown)
 
 
-def _show(view: TargetView, *, redraw: bool) -> None:
+def _show(view: TargetView, drawn: int) -> int:
+    """Print the signals, in a terminal over so many lines drawn before; returns how many there are now."""
     lines = [_number("state", view.state.value)]
     for engine in view.engines:
         lines += _engine_lines(engine)
     if "1m" in view.windows:
         dollars = cost.per_million_tokens(view).get(("output", "output", "1m"))
         lines.append(_number("$ per 1M output tokens", dollars, ".2f"))
-    if redraw:
-        print("\x1b[J" + "\n".join(lines) + f"\x1b[{len(lines)}A\r", end="", flush=True)
+    if sys.stdout.isatty():
+        print((f"\x1b[{drawn}A\r\x1b[J" if drawn else "") + "\n".join(lines), flush=True)
     else:
         print("  ".join(" ".join(line.split()) for line in lines), flush=True)
+    return len(lines)
 
 
 def _engine_lines(view: EngineView) -> list[str]:

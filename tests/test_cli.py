@@ -291,6 +291,7 @@ def test_log_lines_are_json_where_asked_for() -> None:
         eventually(lambda: "scrape failed" in served.log())
         lines = [json.loads(line) for line in served.log().splitlines()]
     assert all({"ts", "level", "msg"} <= line.keys() for line in lines)
+    assert [line["page"] for line in lines if line["msg"] == "serving"] == [True]
     [failed] = [line for line in lines if line["msg"] == "scrape failed"]
     assert (failed["level"], failed["state"], failed["reason"]) == ("info", "loading", "connect")
 
