@@ -107,9 +107,10 @@ async def serve(config: Config, reloader: Reloader, web: Web, sockets: Mapping[s
     _apply(reloader, sidecar, web)
     main, page = config.listen_address, config.served_page_address
     rate = Rate()
-    sites = [Site(main, Guard(create_app(sidecar, page=page == main), web, rate), web)]
-    if page != main:
-        sites.append(Site(page, Guard(create_app(sidecar), web, rate), web))
+    sites = [
+        Site(address, Guard(create_app(sidecar, page=address == page), web, rate), web, page=address == page)
+        for address in dict.fromkeys((main, page))
+    ]
     watching = [
         asyncio.create_task(_watch_files(reloader, web, sidecar, sites)),
         asyncio.create_task(sidecar.discovery.watch(sidecar.watch_targets)),
@@ -185,10 +186,12 @@ class Site:
         address: where.
         app: what.
         web: TLS; asked again at each renewal.
+        page: whether the page and the API are there, for the log.
     """
 
-    def __init__(self, address: str, app: App, web: Web) -> None:
+    def __init__(self, address: str, app: App, web: Web, *, page: bool) -> None:
         self.address = address
+        self._page = page
         self._app = app
         self._web = web
         self._server: Server | None = None
@@ -210,7 +213,8 @@ class Site:
             listening = listening or await self._bound()
             if listening is None:
                 return
-            log.info("serving", extra={"fields": {"address": self.address, "tls": self._web.context is not None}})
+            fields = {"address": self.address, "page": self._page, "tls": self._web.context is not None}
+            log.info("serving", extra={"fields": fields})
             with listening:
                 while not self._ended.is_set():
                     self._server = server_of(self._app, self._web.context)

@@ -26,7 +26,7 @@ async def site(
     listening = bind("127.0.0.1:0")
     port = listening.getsockname()[1]
     rate = Rate(clock) if clock else Rate() if sidecar else Rate(lambda: 0.0)
-    one = Site(f"127.0.0.1:{port}", Guard(create_app(sidecar or Sidecar(), page=page), web, rate), web)
+    one = Site(f"127.0.0.1:{port}", Guard(create_app(sidecar or Sidecar(), page=page), web, rate), web, page=page)
     serving = asyncio.create_task(one.serve(listening))
     try:
         yield one, web, port

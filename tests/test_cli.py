@@ -355,6 +355,7 @@ def test_demo_shows_signals_of_a_real_engine() -> None:
         env=ENVIRONMENT,
     )
     assert done.returncode == 0, done.stderr
+    assert "(the page)" in done.stdout
     assert "/metrics" in done.stdout
     assert re.search(r"state up  arrivals", done.stdout)
 

@@ -127,7 +127,7 @@ async def test_sigterm_is_heard_while_the_web_config_is_being_renewed() -> None:
     listening = bind("127.0.0.1:0")
     port = listening.getsockname()[1]
     web = Web(None)
-    one = Site("", Guard(create_app(App()), web), web)
+    one = Site("", Guard(create_app(App()), web), web, page=False)
     serving = asyncio.create_task(one.serve(listening))
     async with httpx.AsyncClient() as reader, asyncio.timeout(20):
         assert (await reader.get(f"http://127.0.0.1:{port}/-/healthy")).status_code == 200
