@@ -128,9 +128,14 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     found = argparse.ArgumentParser(prog="vllm-sidecar simulate", description="Serve a simulated vLLM engine.")
     found.add_argument("--host", default=LOOPBACK, help="address to serve on")
-    found.add_argument("--port", type=int, default=8000)
-    found.add_argument("--control-port", type=int, default=8001, help="faults and ground truth, on loopback only")
-    found.add_argument("--profile", choices=sorted(PROFILES), default="h100-tp4-70b")
+    found.add_argument("--port", type=int, default=8000, help="default: %(default)s")
+    found.add_argument(
+        "--control-port",
+        type=int,
+        default=8001,
+        help="faults and ground truth, on loopback only (default: %(default)s)",
+    )
+    found.add_argument("--profile", choices=sorted(PROFILES), default="h100-tp4-70b", help="default: %(default)s")
     found.add_argument("--model", action="append", help="served model name; several make several models")
     found.add_argument("--engines", type=int, default=1, help="data-parallel engines of each model")
     found.add_argument("--api-servers", type=int, default=1, help="more than one exposes multiprocess metrics")
