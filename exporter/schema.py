@@ -243,7 +243,7 @@ class Config(TargetConfig):
     discovery: Discovery = Field(default_factory=Discovery)
     replicas: Replicas = Field(default_factory=Replicas)
     windows: tuple[WindowName, ...] = Field(
-        ("1m",), min_length=1, max_length=4, description="Windows of the slow signals."
+        ("1m",), min_length=1, max_length=4, description="Windows of the slow signals, of 15s to 15m, four at most."
     )
     quantiles: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = Field(
         (0.5, 0.9, 0.99), max_length=8, description="Quantiles of the latencies."
