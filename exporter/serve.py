@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ctypes
 import gc
 import logging
 import resource
@@ -25,6 +26,10 @@ log = logging.getLogger("exporter.serve")
 FILES_CHECKED_EVERY_SECONDS = 1.0
 BIND_AGAIN_SECONDS = 5.0
 ONLY_PROBES = "only probes are served"
+LARGE_BLOCK_BYTES = 2**19
+"""Larger than what a read from a socket sets aside."""
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+"""As malloc.h has them."""
 
 
 class Reloader:
@@ -127,7 +132,7 @@ async def serve(config: Config, reloader: Reloader, web: Web, sockets: Mapping[s
 
 
 def bound_resources() -> None:
-    """As many open files as we may have: one a target, one a reader."""
+    """As many open files as we may have: one a target, one a reader. No more memory than is used."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -135,6 +140,12 @@ def bound_resources() -> None:
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(64, thread_name_prefix="names"))
     # What is kept hardly ever forms cycles, and there is much of it to search.
     gc.set_threshold(20_000, 20, 50)
+    # glibc, once a large block was freed, takes further ones from the heap, which they leave in pieces: a fifth of the
+    # memory of a hundred targets. With limits set it gives them back.
+    with contextlib.suppress(AttributeError):  # another libc
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_THRESHOLD, LARGE_BLOCK_BYTES)
+        libc.mallopt(_M_TRIM_THRESHOLD, 2 * LARGE_BLOCK_BYTES)
 
 
 async def _watch_files(reloader: Reloader, web: Web, sidecar: Sidecar, sites: Sequence["Site"]) -> None:
