@@ -86,6 +86,7 @@ class Discovery:
     def __init__(self) -> None:
         self._config = Config()
         self._sources: dict[str, _Source] = {}
+        self._any = asyncio.Event()
         self._dropped: set[tuple[str, str]] = set()
 
     def use(self, config: Config) -> None:
@@ -96,6 +97,7 @@ class Discovery:
         for source in config.discovery.dns:
             name = f"dns:{source.type}:{source.name}" + (f":{source.port}" if source.port else "")
             self._add(_Source(name, config.discovery.dns_refresh_seconds, _dns(source)), before)
+        (self._any.set if self._sources else self._any.clear)()
 
     def _add(self, source: _Source, before: dict[str, _Source]) -> None:
         kept = before.get(source.name)
@@ -194,10 +196,11 @@ class Discovery:
         self._distinct(drop=_refuse)
 
     async def watch(self, changed: Callable[[], None]) -> None:
-        """Ask for ever, and tell of changes."""
+        """Ask for ever, and tell of changes. Without sources nobody is woken."""
         while True:
+            await self._any.wait()
             try:
-                if self._sources and await self.refresh(time.monotonic()):
+                if await self.refresh(time.monotonic()):
                     changed()
             except Exception:  # whatever it is, targets must go on being found
                 log.exception("finding targets failed inside the sidecar")
