@@ -24,8 +24,8 @@ import fleet
 SECONDS = float(os.environ.get("SOAK_SECONDS", "3600"))
 ENGINES, WATCHED, MOVED, PROCESSES = 120, 100, 2, 3
 INTERVAL_SECONDS, MOVE_SECONDS, LOOK_SECONDS = 5.0, 10.0, 5.0
-SETTLED_SECONDS = 340.0
-"""Five minutes of history and what is kept beyond, full on every target that was there from the start."""
+SETTLED_SECONDS = 640.0
+"""Ten minutes of the page's history, the longest there is, are full on every target that was there from the start."""
 MIB_PER_HOUR = 2.0
 """A slope below this, or within two standard errors of zero, is none."""
 TELL = "--tell-tasks"

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from exporter.signals import cost, decode, engine, kv_cache, latency, preemption, queue, speculation
+from exporter.signals import cost, decode, engine, histogram, kv_cache, preemption, queue, speculation
 from exporter.signals.view import EngineView, Labelled, TargetView, Value
 
 STEP_SECONDS = 5.0
@@ -29,7 +29,12 @@ def _in_first_window(found: Labelled, *labels: str) -> Value:
 
 def _quantile(name: str) -> Callable[[TargetView, EngineView], Value]:
     def highest(_: TargetView, one: EngineView) -> Value:
-        return _in_first_window(latency.quantiles(one), name, f"{max(one.options.quantiles, default=0.0):g}")
+        for window in one.windows.values() if one.options.quantiles else ():
+            observed = histogram.increases(window, name)
+            found = None if observed is None else observed.quantile(max(one.options.quantiles))
+            if found is not None:
+                return found.value
+        return None
 
     return highest
 

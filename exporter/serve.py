@@ -23,7 +23,7 @@ from exporter.webconfig import BadWebConfigError, Web
 
 log = logging.getLogger("exporter.serve")
 
-FILES_CHECKED_EVERY_SECONDS = 1.0
+FILES_CHECKED_EVERY_SECONDS = 2.0
 BIND_AGAIN_SECONDS = 5.0
 ONLY_PROBES = "only probes are served"
 LARGE_BLOCK_BYTES = 2**19
