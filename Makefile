@@ -33,7 +33,7 @@ fuzz: $(VENV)/.dev ## fuzz parser and pipeline, guided by coverage; FUZZ_RUNS in
 	$(python) -m fuzz.run parser -max_len=600 -runs=$(FUZZ_RUNS)
 	$(python) -m fuzz.run pipeline -max_len=1200 -runs=$(FUZZ_RUNS)
 
-chaos: $(VENV)/.dev ## play 200 acts of a simulated engine that breaks at random beside a real sidecar (15 minutes)
+chaos: $(VENV)/.dev ## play 200 acts of a simulated engine that breaks at random beside a real sidecar (10 minutes)
 	$(python) -m tests.chaos.rig $(CHAOS)
 
 soak: $(VENV)/.dev ## watch memory, descriptors and tasks of two sidecars for an hour, or SOAK_SECONDS
