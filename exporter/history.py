@@ -182,9 +182,7 @@ class History:
 
     def put(self, owner: Engine | None, column: Column, value: float) -> None:
         """A column of our own in the last row, such as arrivals."""
-        position = self._layout.columns(owner).get(column)
-        if position is None:
-            position = self._layout.slot(owner, column)
+        position = self._layout.slot(owner, column)
         if position >= len(self._now):
             self._grow()
             self._now.extend([ABSENT] * (len(self._totals) - len(self._now)))

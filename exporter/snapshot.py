@@ -70,38 +70,32 @@ class Layout:
     """Which slot holds what. A new slot comes last, so that an older, shorter row of numbers keeps its meaning."""
 
     slots: list[Slot] = field(default_factory=list)
-    index: dict[Slot, int] = field(default_factory=dict)
     engines: dict[Engine, Columns] = field(default_factory=dict)
     target: Columns = field(default_factory=Columns)
 
     def slot(self, owner: Engine | None, column: Column) -> int:
         """The index of a column, adding it (and its engine) where it is new."""
-        slot = Slot(owner, column)
-        known = self.index.get(slot)
+        columns = self.columns(owner)
+        known = columns.get(column)
         if known is not None:
             return known
-        position = len(self.slots)
-        self.slots.append(slot)
-        self.index[slot] = position
-        if owner is None:
-            self.target[column] = position
-        else:
-            columns = self.engines.get(owner)
-            if columns is None:
-                columns = self.engines[owner] = Columns()
-            columns[column] = position
+        position = columns[column] = len(self.slots)
+        self.slots.append(Slot(owner, column))
+        if owner is not None:
+            self.engines[owner] = columns
         return position
 
     def keep(self, kept: Iterable[int]) -> None:
         """Go on with these slots, ascending, renumbered from 0. Columns handed out before keep the old numbers."""
         slots = [self.slots[position] for position in kept]
-        self.slots, self.index, self.engines, self.target = [], {}, {}, Columns()
+        self.slots, self.engines, self.target = [], {}, Columns()
         for slot in slots:
             self.slot(*slot)
 
     def columns(self, owner: Engine | None) -> Columns:
         """The columns of an owner; empty for an engine never seen."""
-        return self.target if owner is None else self.engines.get(owner, Columns())
+        found = self.target if owner is None else self.engines.get(owner)
+        return Columns() if found is None else found
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,8 +65,7 @@ class Window:
 
     def last(self, series: str, *labels: str, part: Part = Part.VALUE) -> float | None:
         """As of the last scrape: a gauge's level, a counter's running total since the first scrape."""
-        slot = self.columns.get(Column(series, part, labels))
-        return None if slot is None else _known(self.rows[-1].numbers, slot)
+        return self.last_of(Column(series, part, labels))
 
     def last_of(self, column: Column) -> float | None:
         """The same for a column."""
