@@ -1,11 +1,12 @@
 """The API: the state the sidecar already has, for routers and autoscalers. Where that is stale it fails."""
 
+import functools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any
 
-from fastapi import FastAPI, HTTPException, Query, Request, Response
+from fastapi import Depends, FastAPI, HTTPException, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
@@ -67,6 +68,10 @@ def _fit(readings: Readings, selection: answers.Selection) -> tuple[list[tuple[R
     return fit, {"unix_seconds": time.time(), "age_seconds": _age(one for one, _ in fit), "left_out": left_out}
 
 
+async def _live(response: Response) -> None:
+    response.headers.update(LIVE)
+
+
 def add_api(app: FastAPI, readings: Readings, history: recent.Recent, replicas: Fleet) -> None:
     """Add the API to an application.
 
@@ -81,8 +86,9 @@ def add_api(app: FastAPI, readings: Readings, history: recent.Recent, replicas: 
         described: dict[int | str, dict[str, Any]] = {status: {"model": answers.Failed} for status in (*failures, 422)}
 
         def add(endpoint: Callable[..., Any]) -> None:
-            app.add_api_route(PREFIX + path, endpoint, methods=["GET"], response_model=answer, responses=described)
-            app.add_api_route(PREFIX + path, endpoint, methods=["HEAD"], response_model=None, include_in_schema=False)
+            route = functools.partial(app.add_api_route, PREFIX + path, endpoint, dependencies=[Depends(_live)])
+            route(methods=["GET"], response_model=answer, responses=described)
+            route(methods=["HEAD"], response_model=None, include_in_schema=False)
 
         return add
 
@@ -103,18 +109,14 @@ def add_api(app: FastAPI, readings: Readings, history: recent.Recent, replicas: 
         return JSONResponse(found, headers=LIVE)
 
     @serve("/engines", answers.EnginesAnswer, 404)
-    async def engines(selection: Annotated[answers.Selection, Query()], response: Response) -> answers.EnginesAnswer:
+    async def engines(selection: Annotated[answers.Selection, Query()]) -> answers.EnginesAnswer:
         """Every engine with its verdict, worst first. Also those that are lost or loading: that is what it tells."""
-        response.headers.update(LIVE)
         await readings.ahead(lambda one: (one.verdict, one.conditions))
         return listed(_chosen(readings, selection), time.time())
 
     @serve("/engines/{engine}", answers.EngineAnswer, 404, 409, 503)
-    async def engine(
-        engine: str, selection: Annotated[answers.Selection, Query()], response: Response
-    ) -> answers.EngineAnswer:
+    async def engine(engine: str, selection: Annotated[answers.Selection, Query()]) -> answers.EngineAnswer:
         """Everything about one engine: its verdict, its signals, why one is not known, what fires if it lasts."""
-        response.headers.update(LIVE)
         every = readings.all()
         found = [one for one in selection.among(every) if one.key[2] == engine and one.engine]
         if not found:
@@ -127,20 +129,14 @@ def add_api(app: FastAPI, readings: Readings, history: recent.Recent, replicas: 
         return answers.EngineAnswer.of(found[0], time.time())
 
     @serve("/speculation", answers.SpeculationAnswer, 404, 503)
-    async def advice(
-        selection: Annotated[answers.EngineSelection, Query()], response: Response
-    ) -> answers.SpeculationAnswer:
+    async def advice(selection: Annotated[answers.EngineSelection, Query()]) -> answers.SpeculationAnswer:
         """Whether speculative decoding pays, by engine: decided on the decode batch, never on the running requests."""
-        response.headers.update(LIVE)
         fit, shared = _fit(readings, selection)
         return answers.SpeculationAnswer(**shared, engines=[_speculation(one, engine) for one, engine in fit])
 
     @serve("/saturation", answers.SaturationAnswer, 404, 503)
-    async def saturated(
-        selection: Annotated[answers.EngineSelection, Query()], response: Response
-    ) -> answers.SaturationAnswer:
+    async def saturated(selection: Annotated[answers.EngineSelection, Query()]) -> answers.SaturationAnswer:
         """How near the fullest engine is to which limit: a number for an autoscaler, and for shedding load."""
-        response.headers.update(LIVE)
         fit, shared = _fit(readings, selection)
         each = [found for one, engine in fit if (found := _saturation(one, engine)) is not None]
         if not each:
@@ -156,11 +152,8 @@ def add_api(app: FastAPI, readings: Readings, history: recent.Recent, replicas: 
         )
 
     @serve("/warmth", answers.WarmthAnswer, 404, 503)
-    async def warmth(
-        selection: Annotated[answers.WarmthSelection, Query()], response: Response
-    ) -> answers.WarmthAnswer:
+    async def warmth(selection: Annotated[answers.WarmthSelection, Query()]) -> answers.WarmthAnswer:
         """A weight for a replica that has come back: how much of its KV cache it has filled since it started."""
-        response.headers.update(LIVE)
         fit, shared = _fit(readings, selection)
         each = []
         for one, engine in fit:
@@ -174,13 +167,10 @@ def add_api(app: FastAPI, readings: Readings, history: recent.Recent, replicas: 
         return answers.WarmthAnswer(**shared, weight=weight, engines=each)
 
     @serve("/history", answers.HistoryAnswer, 404)
-    async def past(
-        selection: Annotated[answers.HistorySelection, Query()], response: Response
-    ) -> answers.HistoryAnswer:
+    async def past(selection: Annotated[answers.HistorySelection, Query()]) -> answers.HistoryAnswer:
         """The last ten minutes of what the page draws, a point every few seconds; null is not known. Of lost engines
         too.
         """
-        response.headers.update(LIVE)
         chosen = _chosen(readings, selection)
         found = [
             answers.EngineHistory(**one.labels, series=recent.columns(history.of(one.key, selection.since)))
@@ -191,9 +181,8 @@ def add_api(app: FastAPI, readings: Readings, history: recent.Recent, replicas: 
         )
 
     @serve("/replicas", answers.ReplicasAnswer, 404, 503)
-    async def wanted(selection: Annotated[answers.Selection, Query()], response: Response) -> answers.ReplicasAnswer:
+    async def wanted(selection: Annotated[answers.Selection, Query()]) -> answers.ReplicasAnswer:
         """How many replicas each model wants. Advice only: nothing is scaled here."""
-        response.headers.update(LIVE)
         fit, shared = _fit(readings, selection)
         models = Counter(one.target.config.model_name or one.model_name for one, _ in fit)
         advised = replicas.advice
