@@ -28,8 +28,8 @@ from exporter.pipeline import Pipeline
 from exporter.recording import read_log
 from exporter.render import Lines, exposition
 from exporter.schema import Config, TargetConfig
+from exporter.scrape import FILTER_QUERY
 from exporter.snapshot import Layout
-from exporter.upstream import filter_names
 
 RECORDING = Path(__file__).parent.parent / "exporter" / "data" / "burst.scrapes.xz"
 INTERVAL_SECONDS = 0.5
@@ -276,7 +276,7 @@ def engine() -> None:
         return
     asked = {
         "full": "/metrics",
-        "filtered": "/metrics/?" + "&".join(f"name[]={name}" for name in filter_names()),
+        "filtered": f"/metrics/?{FILTER_QUERY}",
         "of nothing": "/metrics/?name[]=none",
     }
     seconds = {}

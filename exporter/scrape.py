@@ -31,7 +31,7 @@ FULL_SCRAPE_EVERY_SECONDS = 600.0
 HEALTH_TIMEOUT_SECONDS = 2.0
 LONGEST_DETAIL = 200
 _OURS = b"\n" + PREFIXES[0].encode()
-_FILTER = "&".join(f"name[]={name}" for name in filter_names())
+FILTER_QUERY = "&".join(f"name[]={name}" for name in filter_names())
 
 
 class Scraper:
@@ -100,7 +100,7 @@ class Scraper:
         path = self.config.scrape.path
         now = self._clock()
         if self._filter_works and now < self._filtered_until:
-            outcome = await self._get(f"{path.rstrip('/')}/?{_FILTER}")
+            outcome = await self._get(f"{path.rstrip('/')}/?{FILTER_QUERY}")
             # Behind several API servers the filter answers 200 and nothing; an old one answers 404 or redirects, a
             # proxy with something of its own, and under another prefix none of the names is known.
             if not isinstance(outcome, Failure) and _OURS in outcome[0]:

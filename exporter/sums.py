@@ -27,7 +27,7 @@ _OF_STATUS: dict[str, Key] = {
 }
 _REJECTED: Key = (TARGET, Column(REJECTED))
 _FINISHED = Column(FINISHED)
-_TOKENS: dict[str, Key] = {name: (TARGET, Column(name)) for name in (OUTPUT, PROMPT, COMPUTED)}
+_OF_TOKENS: dict[str, Key] = {name: (TARGET, Column(name)) for name in (OUTPUT, PROMPT, COMPUTED)}
 
 
 class Sums:
@@ -84,9 +84,9 @@ class Sums:
             tokens = self._tokens(engine)
             told_apart = told_apart and (COMPUTED in tokens or PROMPT not in tokens)
             for name, total in tokens.items():
-                _add(standing, _TOKENS[name], total)
-                here.add(_TOKENS[name])
-        return standing, here if told_apart else here - {_TOKENS[COMPUTED]}
+                _add(standing, _OF_TOKENS[name], total)
+                here.add(_OF_TOKENS[name])
+        return standing, here if told_apart else here - {_OF_TOKENS[COMPUTED]}
 
     def _tokens(self, engine: Engine) -> dict[str, float]:
         """What an engine generated, was given, and computed of that, as far as it tells."""

@@ -133,8 +133,8 @@ class _Connection(asyncio.Protocol):
         self._waiter: asyncio.Future[None] | None = None
         self._unread = bytearray()
         self._head_bytes = 0
-        self._heard = False
-        self._asked = self._whole = self._lasting = self._paused = False
+        self._whole = True  # nothing is owed before something is asked
+        self._heard = self._lasting = self._paused = False
         self._failure: Exception | None = None
 
     @property
@@ -155,7 +155,7 @@ class _Connection(asyncio.Protocol):
             httpx.RemoteProtocolError: what came is not HTTP.
         """
         self.status, self.headers, self._head_bytes = 0, [], 0
-        self._asked, self._heard, self._whole = True, False, False
+        self._heard = self._whole = False
         self._transport.write(head)
         try:
             while not self.status:
@@ -202,7 +202,7 @@ class _Connection(asyncio.Protocol):
         self._transport = transport  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
-        if self._whole or not self._asked:
+        if self._whole:
             self.close()  # what nobody asked for would be taken for the next answer
             return
         self._heard = True
