@@ -90,6 +90,12 @@ class Sidecar:
             self.fleet.desired(),
         )
 
+    async def keep_up(self) -> None:
+        """What goes on beside scraping and answering, for ever: finding targets, and remembering what they showed."""
+        async with asyncio.TaskGroup() as going_on:
+            going_on.create_task(self.discovery.watch(self.watch_targets))
+            going_on.create_task(self.remember())
+
     async def remember(self) -> None:
         """Keep the recent past and the advice on replicas, a round every few seconds, for ever."""
         while True:

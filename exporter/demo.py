@@ -52,6 +52,7 @@ async def run(
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     async with engine_of as engine:
         sidecar.use(_watching(config, engine))
+        going_on = asyncio.create_task(sidecar.keep_up())
         port = config.listen_address.rpartition(":")[2]
         print(f"{engine.what} serves at {engine.url}/metrics; the sidecar reads it:")
         print(f"  http://localhost:{port} (the page)   http://localhost:{port}/metrics   (Ctrl-C ends)\n")
@@ -62,6 +63,7 @@ async def run(
                 await asyncio.sleep(1.0)
                 drawn = _show(sidecar.views()[0], drawn)
         finally:
+            going_on.cancel()
             server.end()
             await serving
             await sidecar.targets.stop()

@@ -118,8 +118,7 @@ async def serve(config: Config, reloader: Reloader, web: Web, sockets: Mapping[s
     ]
     watching = [
         asyncio.create_task(_watch_files(reloader, web, sidecar, sites)),
-        asyncio.create_task(sidecar.discovery.watch(sidecar.watch_targets)),
-        asyncio.create_task(sidecar.remember()),
+        asyncio.create_task(sidecar.keep_up()),
     ]
     try:
         async with asyncio.TaskGroup() as serving:

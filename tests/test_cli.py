@@ -379,3 +379,21 @@ def test_demo_names_its_signals_and_ends_on_interrupt(which: list[str]) -> None:
         "KV usage",
     ):
         assert f"  {name} " in line
+
+
+def test_the_page_of_the_demo_has_a_history() -> None:
+    """Its charts fill as those of the sidecar do: the first point comes within a round of five seconds."""
+    port = free_port()
+    command = [sys.executable, "-m", "exporter", f"--web.listen-address=127.0.0.1:{port}", "demo", "--recorded"]
+
+    def points() -> int:
+        with contextlib.suppress(httpx.TransportError):
+            answer = httpx.get(f"http://127.0.0.1:{port}/api/v1/history")
+            return len(answer.json()["engines"][0]["series"]["unix_seconds"]) if answer.is_success else 0
+        return 0
+
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, env=ENVIRONMENT) as demo:
+        try:
+            eventually(lambda: points() > 0)
+        finally:
+            demo.send_signal(signal.SIGINT)
