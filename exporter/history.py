@@ -36,7 +36,7 @@ class _Slots:
 
     counters: list[int] = field(default_factory=list)
     sums: list[int] = field(default_factory=list)
-    gauges: list[int] = field(default_factory=list)
+    gauges: list[tuple[int, float]] = field(default_factory=list)
     core: dict[Engine | None, list[int]] = field(default_factory=dict)
     buckets: dict[tuple[Engine | None, str], list[int]] = field(default_factory=dict)
     sorted_out: int = 0
@@ -51,7 +51,7 @@ class _Slots:
             if slot.column.part is Part.SUM:
                 self.sums.append(position)
             elif row.kind is Kind.GAUGE:
-                self.gauges.append(position)
+                self.gauges.append((position, min(row.most, LARGEST)))
             else:
                 self.counters.append(position)
                 if slot.column.part is Part.BUCKET:
@@ -118,9 +118,9 @@ class History:
                 self._raw[position] = 0.0
 
     def _take_gauges(self, values: list[float | None]) -> None:
-        for position in self._slots.gauges:
+        for position, most in self._slots.gauges:
             value = values[position]
-            if value is not None and 0 <= value < LARGEST:
+            if value is not None and 0 <= value <= most:
                 self._now[position] = self._raw[position] = value
 
     def _count(self, values: list[float | None], reset: frozenset[Engine | None]) -> None:

@@ -4,6 +4,7 @@ Everything that reads an engine is driven by these rows, and a name is matched w
 never swallows ``vllm:num_requests_waiting_by_reason``, and ``vllm:iteration_tokens_total`` is the histogram it is.
 """
 
+import math
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import NamedTuple
@@ -64,6 +65,7 @@ class Series:
         core: moves with every served request; resets and stalls are judged by these.
         required: its absence is a fault worth naming. What depends on version or configuration is not required.
         prefixed: carries ``vllm:``, in any of its spellings.
+        most: the most a gauge can mean; more is not known, as what is below 0.
         since: the vLLM version that introduced the newest name.
     """
 
@@ -77,6 +79,7 @@ class Series:
     core: bool = False
     required: bool = False
     prefixed: bool = True
+    most: float = math.inf
     since: str = "0.8"
 
 
@@ -86,7 +89,13 @@ TABLE: tuple[Series, ...] = (
     Series("waiting_by_reason", Kind.GAUGE, "num_requests_waiting_by_reason", labels=("reason",), since="0.20"),
     # 0.9.2 to 0.10.2 expose both names, 0.12 only the new one.
     Series(
-        "kv_usage", Kind.GAUGE, "kv_cache_usage_perc", (Alias("gpu_cache_usage_perc"),), required=True, since="0.9.2"
+        "kv_usage",
+        Kind.GAUGE,
+        "kv_cache_usage_perc",
+        (Alias("gpu_cache_usage_perc"),),
+        required=True,
+        most=1.0,
+        since="0.9.2",
     ),
     Series("sleep_state", Kind.GAUGE, "engine_sleep_state", labels=("sleep_state",), since="0.11.1"),
     Series("preemptions", Kind.COUNTER, "num_preemptions_total", required=True),

@@ -152,6 +152,16 @@ def test_a_gauge_that_is_no_level_is_absent(broken):
     assert fill.total(Column("waiting")) is None
 
 
+@pytest.mark.parametrize(("usage", "known"), [(0.0, 0.0), (1.0, 1.0), (1.01, None), (1e20, None)])
+def test_no_more_of_the_kv_cache_is_used_than_there_is(usage, known):
+    """1 is full. What an engine says beyond is not known: it would be full in minus 20 s."""
+    fill = Fill()
+    fill.scrape({TOKENS: 1, Column("kv_usage"): 0.5})
+    fill.scrape({TOKENS: 1, Column("kv_usage"): usage})
+
+    assert fill.total(Column("kv_usage")) == known
+
+
 def test_a_series_that_comes_late_on_a_known_engine_began_at_zero():
     """A labelled counter appears with its first event: that event counts."""
     fill = Fill()
