@@ -16,6 +16,7 @@ from exporter.dial import dial
 
 IDLE_SECONDS = 4.0
 """vLLM closes a connection that was idle for 5 s; one asked again at that moment would fail."""
+CLOSED = "the connection was closed"
 READ_AHEAD_BYTES = 2**18
 MAX_HEAD_BYTES = 2**16
 """Of what is no body: headers, what stands between chunks, trailers."""
@@ -182,7 +183,12 @@ class _Connection(asyncio.Protocol):
 
     async def _more(self) -> None:
         if self._failure is not None:
-            raise self._failure
+            # Given away: kept here once it was raised, it would hold itself and us, by way of its traceback.
+            failure, self._failure = self._failure, ConnectionError(CLOSED)
+            try:
+                raise failure
+            finally:
+                del failure
         if self._paused:
             self._paused = False
             self._transport.resume_reading()
@@ -233,7 +239,8 @@ class _Connection(asyncio.Protocol):
             unheard = _UnheardError("the connection was closed before an answer")
             unheard.__cause__ = exc  # as TLS 1.3 refuses a client's certificate
             exc = unheard
-        self._failure = self._failure or exc or ConnectionError("the connection was closed")
+        self._failure = self._failure or exc or ConnectionError(CLOSED)
+        del self._parser  # which holds us
         self._wake()
 
     def on_message_begin(self) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import itertools
 from collections.abc import AsyncIterator
 
@@ -129,6 +130,24 @@ def test_any_bytes_are_an_answer_or_an_error(garbage: bytes, before: bytes) -> N
         assert before != UNTIL_CLOSED
     else:
         assert before != UNTIL_CLOSED or body == garbage
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [(response(),), (), (UNTIL_CLOSED,), (response()[:-5],), (b"HTTP/1.1 200",), (b"\x00garbage",)],
+    ids=["whole", "unheard", "until closed", "cut", "half a head", "garbage"],
+)
+async def test_a_connection_that_ended_holds_nothing(sent: tuple[bytes, ...]) -> None:
+    """Neither by its error's traceback nor by its parser: nothing is left to the garbage collector."""
+    gc.collect()
+    gc.disable()
+    try:
+        with contextlib.suppress(OSError, httpx.RemoteProtocolError):
+            await said(lambda _: parts(*sent))
+        await asyncio.sleep(0.01)  # asyncio tells it that it is lost
+        assert [each for each in gc.get_objects() if type(each) is transport._Connection] == []
+    finally:
+        gc.enable()
 
 
 async def test_a_kept_connection_that_was_closed_meanwhile_is_replaced() -> None:
