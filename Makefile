@@ -29,7 +29,8 @@ demo: $(VENV)/.lab ## start a simulated engine under a bursty load with the side
 test: $(VENV)/.dev tools ## run every test; PYTEST_ADDOPTS chooses
 	$(python) -m pytest
 
-fuzz: $(VENV)/.dev ## fuzz parser and pipeline, guided by coverage; FUZZ_RUNS inputs each
+fuzz: $(VENV)/.dev tools ## try new inputs: the property tests, then parser and pipeline guided by coverage, FUZZ_RUNS each
+	$(python) -m pytest -m hypothesis --hypothesis-profile default
 	$(python) -m fuzz.run parser -max_len=600 -runs=$(FUZZ_RUNS)
 	$(python) -m fuzz.run pipeline -max_len=1200 -runs=$(FUZZ_RUNS)
 
