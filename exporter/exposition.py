@@ -52,6 +52,7 @@ LARGE_BYTES, LARGE_LINES = 2**20, 10_000
 LINES_A_SERIES = 10
 """An engine has more series than we read, but not that many times more."""
 LONGEST_LINE_BYTES = 2**16
+PIECE_BYTES = 2**16
 _OUR_STARTS = tuple(name.encode() for name in (*PREFIXES, *{row.name for row in SERIES.values() if not row.prefixed}))
 
 
@@ -67,12 +68,27 @@ def condense(body: bytes, max_series: int) -> bytes | Failure:
     """
     if body.count(b"\n") > LINES_A_SERIES * max_series:
         return Failure(Reason.TOO_LARGE, f"more than {LINES_A_SERIES * max_series} lines")
-    lines = body.split(b"\n")
-    kept = [line[:LONGEST_LINE_BYTES] for line in lines[:-2] if line.startswith(_OUR_STARTS)]
-    if len(kept) > 2 * max_series:
-        return Failure(Reason.TOO_LARGE, f"more than {2 * max_series} lines of ours")
+    end = body.rfind(b"\n", 0, max(0, body.rfind(b"\n"))) + 1
+    kept: list[bytes] = []
+    for piece in _pieces(body, end):
+        kept += [line[:LONGEST_LINE_BYTES] for line in piece.split(b"\n") if line.startswith(_OUR_STARTS)]
+        if len(kept) > 2 * max_series:
+            return Failure(Reason.TOO_LARGE, f"more than {2 * max_series} lines of ours")
     # Without any: some lines, so that the parser can tell what it is instead; always the end, which tells a cut.
-    return b"\n".join([*(kept or lines[:10]), *(line[:LONGEST_LINE_BYTES] for line in lines[-2:])])
+    some = kept or body[: min(end, LONGEST_LINE_BYTES)].splitlines()[:10]
+    return b"\n".join([*some, *(line[:LONGEST_LINE_BYTES] for line in body[end:].split(b"\n"))])
+
+
+def _pieces(body: bytes, end: int) -> Iterator[bytes]:
+    """What stands before a line's end, some lines at a time: all lines at once, each an object, would take more than
+    twice its room and leave it in shreds.
+    """
+    at = 0
+    while at < end:
+        after = 1 + (body.rfind(b"\n", at, at + PIECE_BYTES) if end > at + PIECE_BYTES else end - 1)
+        after = after or body.index(b"\n", at) + 1  # a line longer than a piece
+        yield body[at:after]
+        at = after
 
 
 def _good_heads(lines: list[bytes]) -> Iterator[bytes]:

@@ -1,11 +1,14 @@
 """A whole fleet in one process: rendering it, and that no engine of it delays another."""
 
 import asyncio
+import tracemalloc
 from pathlib import Path
 
 import fleet
 import pytest
 from engines import fault_of
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -123,6 +126,30 @@ def test_a_large_body_is_condensed_to_what_may_be_ours() -> None:
     failure = Parser(Layout()).parse(nothing)
     assert isinstance(failure, Failure)
     assert failure.reason is Reason.NO_SERIES
+
+
+@given(
+    st.lists(st.sampled_from([b"vllm:a 1", b"process_start_time_seconds 2", b"# EOF", b"", b"x" * 90, b"vllm:" * 30]))
+)
+def test_it_does_not_matter_where_the_pieces_of_a_large_body_end(lines: list[bytes]) -> None:
+    """In pieces of 64 bytes, longer lines among them: ours in their order, then the last line and what is after it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("exporter.exposition.PIECE_BYTES", 64)
+        condensed = condense(b"".join(line + b"\n" for line in [b"vllm:b 3", *lines, b"y 4"]), 100)
+    ours = [line for line in lines if line.startswith((b"vllm:", b"process_start"))]
+    assert condensed == b"\n".join([b"vllm:b 3", *ours, b"y 4", b""])
+
+
+def test_to_condense_a_body_takes_little_room_beside_it() -> None:
+    """150,000 lines, each an object at once, would be 12 MiB, and for months a heap in shreds."""
+    body = b'other:series{with="labels"} 1\n' * 150_000
+    tracemalloc.start()
+    try:
+        condense(body, 20_000)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 2**19
 
 
 def test_one_port_cannot_pose_as_any_number_of_engines() -> None:
