@@ -68,12 +68,15 @@ class _Parser(argparse.ArgumentParser):
 
 def _parsed(arguments: list[str]) -> argparse.Namespace:
     """The options; where nothing may end the process, wrong ones are kept as ``wrong`` to be served as such."""
+    parser = _parser()
     try:
-        return _parser().parse_args(arguments)
+        if arguments and arguments[0].startswith(("http://", "https://")):
+            parser.error(f"{arguments[0]} is no command; to watch it: {ENV_PREFIX}URL={arguments[0]} vllm-sidecar")
+        return parser.parse_args(arguments)
     except BadSettingsError as error:
         if not _never_exit("--never-exit" in arguments) or ENDING & set(arguments):
             raise
-        options = _parser().parse_args([each for each in arguments if each.startswith(KEPT)])
+        options = parser.parse_args([each for each in arguments if each.startswith(KEPT)])
         options.wrong = str(error)
         options.never_exit = True
         return options

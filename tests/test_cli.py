@@ -87,6 +87,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["record", "--seconds=-1", "x"], "argument --seconds: '-1' is not a number of seconds above 0"),
         (["demo", "--seconds=inf"], "argument --seconds: 'inf' is not a number of seconds above 0"),
         (["record", "--seconds=1", "/nonexistent/x"], "cannot write /nonexistent/x: No such file or directory"),
+        (["http://a:1"], "http://a:1 is no command; to watch it: VLLM_SIDECAR_URL=http://a:1 vllm-sidecar"),
         (["demo", "--seconds=soon"], "argument --seconds: 'soon' is not a number of seconds above 0"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
