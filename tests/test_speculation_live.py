@@ -138,13 +138,15 @@ def test_drafts_that_stopped_are_off():
 
 
 def test_tokens_that_do_not_add_up_give_no_advice():
-    """Fewer tokens than first tokens cannot be: what follows from them is absent."""
+    """Fewer tokens than first tokens cannot be: neither -0.5 tokens a step nor what follows from them."""
 
     def second(body):
         steps(body, 20, sequences=8, drafted=32, accepted=-20)
 
     names = {name for name, _ in busy(fed(**FOUR_H100), engine(), 70, second).shown()}
 
+    assert "decode_batch_size" in names
+    assert "speculation_tokens_per_step" not in names
     assert "speculation_expected_speedup_ratio" not in names
     assert "speculation_advised" not in names
 

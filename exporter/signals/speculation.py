@@ -68,7 +68,7 @@ def operating_point(window: Window, config: TargetConfig) -> OperatingPoint | No
     drafted = window.increase("draft_tokens")
     if drafted:
         gamma, tokens = divide(drafted, sequences), tokens_per_request_step(window)
-        if gamma is None or tokens is None or tokens <= 0:
+        if gamma is None or tokens is None:
             return None
         return OperatingPoint(batch, prefill / tokens, gamma, tokens)
     alpha, length = config.speculation.alpha, config.speculation.gamma
@@ -78,10 +78,12 @@ def operating_point(window: Window, config: TargetConfig) -> OperatingPoint | No
 
 
 def tokens_per_request_step(window: Window) -> Value:
-    """Tokens a request gains per step in which it decodes; 1 without speculation."""
+    """Tokens a request gains per step in which it decodes; 1 without speculation. None for no more tokens than first
+    ones, which do not add up with any decode.
+    """
     generated, first = window.increase("generation_tokens"), window.increase("ttft", part=Part.COUNT)
     sequences = window.increase("itl", part=Part.COUNT)
-    return None if generated is None or first is None else divide(generated - first, sequences)
+    return None if generated is None or first is None or generated <= first else divide(generated - first, sequences)
 
 
 def tokens_per_step(view: EngineView) -> Value:
