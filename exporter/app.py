@@ -107,6 +107,7 @@ class Sidecar:
                 await asyncio.sleep(STEP_SECONDS / len(targets))
             self._advise(views)
             self.recent.forget(time.time())
+            self.readings.forget()
             if not targets:
                 await asyncio.sleep(STEP_SECONDS)
 

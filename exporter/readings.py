@@ -123,9 +123,12 @@ class Readings:
 
     def all(self) -> list[Reading]:
         """Every engine, by target."""
-        found = {target: self._of(target) for target in self._targets}
-        self._kept = {target: self._kept[target] for target in found}
-        return [reading for readings in found.values() for reading in readings]
+        return [reading for target in self._targets for reading in self._of(target)]
+
+    def forget(self) -> None:
+        """Let go of what would be made again: each holds its windows, long after the last one has read it."""
+        now = self._clock()
+        self._kept = {target: kept for target, kept in self._kept.items() if now - kept[1] < REUSED_SECONDS}
 
     def _of(self, target: Target) -> list[Reading]:
         """A target's, made again after a scrape, and after some time for what time changes."""

@@ -1,6 +1,7 @@
 """The API as its readers see it: every answer, every refusal, and that it keeps to its own description."""
 
 import asyncio
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -290,6 +291,22 @@ async def test_a_fleet_is_read_with_pauses_in_which_scrapes_go_on(monkeypatch: p
     taking_turns.cancel()
     assert turns >= 20
     assert len(readings.all()) == 20
+
+
+def test_what_nobody_reads_any_more_is_let_go() -> None:
+    """A reading holds five minutes of scrapes. It is used again within 2 s, and gone soon after, as is its target."""
+    now, targets = 0.0, [one()]
+    readings = Readings(targets, clock=lambda: now)  # type: ignore[arg-type]
+    first = readings.all()
+    now = 1.9
+    readings.forget()
+    assert readings.all() == first
+    held = weakref.ref(first[0]), weakref.ref(targets[0])
+    first.clear()
+    targets.clear()
+    now = 2.0
+    readings.forget()
+    assert [each() for each in held] == [None, None]
 
 
 schemathesis_schema = schemathesis.openapi.from_asgi("/openapi.json", Api(one("a"), Shown(busy_engine(PRICED))).app)

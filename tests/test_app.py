@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import time
+import weakref
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from prometheus_client import parser
 from prometheus_client.openmetrics import parser as openmetrics_parser
 
 import exporter.app
+import exporter.readings
 from exporter.app import Sidecar, create_app
 from exporter.exposition import Failure, Reason, Scraped
 from exporter.schema import Config
@@ -221,9 +223,13 @@ async def test_signals_of_an_engine(client: httpx.AsyncClient, sidecar: Sidecar)
 async def test_the_recent_past_and_the_advice_are_kept_up(
     client: httpx.AsyncClient, sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A point a round, and every model that is watched is advised on; a fault in one round does not end the next."""
+    """A point a round, and every model that is watched is advised on; a fault in one round does not end the next. What
+    readers of the API were shown is let go.
+    """
     monkeypatch.setattr(exporter.app, "STEP_SECONDS", 0.001)
+    monkeypatch.setattr(exporter.readings, "REUSED_SECONDS", 0.0)
     observe(sidecar, Scraped(EXPOSITION, False, 0.01))
+    shown = weakref.ref(sidecar.readings.all()[0])
     rounds = itertools.count()
     add = sidecar.recent.add
 
@@ -238,6 +244,7 @@ async def test_the_recent_past_and_the_advice_are_kept_up(
         while next(rounds) < 5:  # noqa: ASYNC110 - seen from outside only
             await asyncio.sleep(0.001)
     keeping.cancel()
+    assert shown() is None
     [engine] = (await client.get("/api/v1/history")).json()["engines"]
     assert engine["series"]["running_requests"][0] == 1.0
     assert sidecar.fleet.advice.keys() == {"tiny"}
