@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 
 from exporter.catalogue import METRICS, Scope
 from exporter.collect import values
+from exporter.schema import Role
 from exporter.signals import latency
 from exporter.signals.engine import has_work
 from exporter.signals.view import EngineView, State, TargetView
@@ -28,6 +29,7 @@ NO_FIRST_IN_WINDOWS = (
 )
 STILL_WAITING = ("those still waiting outweigh those served", lambda _, one: latency.queue_seconds(one) is not None)
 NO_ARRIVALS = ("nothing arrives", lambda _, one: not any(each.increase("arrivals") for each in one.windows.values()))
+ONLY_PREFILLS = ("role prefill: price the pool", lambda target, _: target.config.role is Role.PREFILL)
 NO_OUTPUT = (
     "no output in the window",
     lambda _, one: not any(each.increase("generation_tokens") for each in one.windows.values()),
@@ -73,10 +75,10 @@ REASONS: Mapping[str, tuple[tuple[str, Reason], ...]] = {
     "warmness_ratio": (NO_CAPACITY,),
     "prefix_cache_hit_ratio": (NO_WINDOWS, NO_ARRIVALS),
     "goodput_ratio": (NO_WINDOWS, NO_FINISHED),
-    "cost_dollars_per_million_tokens": (NO_PRICE, NO_WINDOWS, NO_OUTPUT),
-    "busy_cost_dollars_per_million_tokens": (NO_PRICE, NO_WINDOWS, NO_OUTPUT),
+    "cost_dollars_per_million_tokens": (NO_PRICE, ONLY_PREFILLS, NO_WINDOWS, NO_OUTPUT),
+    "busy_cost_dollars_per_million_tokens": (NO_PRICE, ONLY_PREFILLS, NO_WINDOWS, NO_OUTPUT),
     "cost_baseline_dollars_per_million_tokens": (NO_BASELINE,),
-    "busy_cost_baseline_multiple_ratio": (NO_PRICE, NO_BASELINE, NO_WINDOWS, NO_OUTPUT),
+    "busy_cost_baseline_multiple_ratio": (NO_PRICE, ONLY_PREFILLS, NO_BASELINE, NO_WINDOWS, NO_OUTPUT),
     "gpu_cost_dollars_total": (NO_PRICE,),
     "speculation_advised": (NO_HARDWARE, NO_MODEL, SEVERAL, NO_WINDOW, IDLE, NOT_DRAFTING),
     "speculation_expected_speedup_ratio": (NO_HARDWARE, NO_MODEL, SEVERAL, NO_WINDOW, IDLE, NOT_DRAFTING),

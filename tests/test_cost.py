@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exporter.exposition import Reason
-from exporter.schema import TargetConfig
+from exporter.schema import Role, TargetConfig
 from tests.bodies import Body, Fed
 
 DOLLAR_A_SECOND = TargetConfig(gpu_hour_dollars=3600.0)
@@ -66,10 +66,14 @@ def test_two_equal_scrapes_have_no_price():
 
 
 def test_a_prefill_engine_has_no_price_per_token():
-    """Its output is KV: price the pool."""
-    pipeline = minute(lambda b: b.tokens(prompt=9000), TargetConfig(gpu_hour_dollars=2.0))
+    """Its output is KV: price the pool. Of each of 9 requests it makes the one token that it was asked for."""
+    baseline = {"busy_dollars_per_million_output_tokens": 1}
+    config = TargetConfig(gpu_hour_dollars=2.0, role=Role.PREFILL, baseline=baseline)
+    pipeline = minute(lambda b: b.running(1).first_tokens(0.5, times=9).tokens(generated=9, prompt=9000), config)
 
-    assert pipeline.get("cost_dollars_per_million_tokens") is None
+    assert {name for name, _ in pipeline.shown() if "million" in name or "multiple" in name} == {
+        "cost_baseline_dollars_per_million_tokens"
+    }
 
 
 def test_without_a_price_there_is_no_cost_series():

@@ -5,6 +5,7 @@ All of it is the target's: engines behind one port share the bill.
 
 from collections.abc import Iterable
 
+from exporter.schema import Role
 from exporter.signals.arrivals import FINISHED
 from exporter.signals.view import Labelled, State, TargetView, Value
 from exporter.signals.window import Window, divide, plus
@@ -56,7 +57,7 @@ def gpu_hour_dollars(view: TargetView) -> Value:
 def per_million_tokens(view: TargetView) -> Labelled:
     """All dollars of the window over its tokens. Basis output puts them on output tokens, all on input and output
     alike, weighted on computed input, cached input and output by the token_weights set. Prices x tokens of a basis add
-    up to the bill. Absent without a price, without output and on engines that only prefill.
+    up to the bill. Absent without a price, without output and with role prefill.
     """
     return _per_million(view, (BUSY, IDLE, UNAVAILABLE))
 
@@ -89,11 +90,13 @@ def requests_per_dollar(view: TargetView) -> Labelled:
 
 def _per_million(view: TargetView, states: tuple[str, ...]) -> Labelled:
     found: dict[tuple[str, ...], Value] = {}
+    if view.config.role is Role.PREFILL:
+        return found  # its output is KV; the one token that it makes of each request says nothing of the price
     for name, window in view.windows.items():
         spent = _spent(window, states)
         output, prompt = window.increase(OUTPUT), window.increase(PROMPT)
         if spent is None or not output:
-            continue  # no traffic, or an engine that only prefills: there is no price per token
+            continue
         found["output", "output", name] = spent / output * MILLION
         found["all", "all", name] = None if prompt is None else spent / (output + prompt) * MILLION
         for token_type, dollars in _weighted(view, spent, prompt, window.increase(COMPUTED), output).items():
