@@ -1,4 +1,4 @@
-"""Sums over the labels of a target's counters, and over its engines, that never fall though labels and engines go.
+"""Sums over the labels of a target's counters, and over its engines, that do not fall when labels and engines go.
 
 A restarted engine shows a route again only when that has been asked for, and may come back under another name: what was
 counted before stays in the sum.
@@ -89,9 +89,12 @@ class Sums:
         return standing, here if told_apart else here - {_OF_TOKENS[COMPUTED]}
 
     def _tokens(self, engine: Engine) -> dict[str, float]:
-        """What an engine generated, was given, and computed of that, as far as it tells."""
+        """What an engine generated, was given, and computed of that, as far as it tells.
+
+        What it computed may fall: up to vLLM 0.26 hits are counted again with each failed attempt to admit a request.
+        """
         generated, prompted, local, hits = (self._history.total(engine, column) for column in TOKENS)
-        computed = max(0.0, prompted - hits) if local is None and prompted is not None and hits is not None else local
+        computed = prompted - hits if local is None and prompted is not None and hits is not None else local
         found = {OUTPUT: generated, PROMPT: prompted, COMPUTED: computed}
         return {name: total for name, total in found.items() if total is not None}
 

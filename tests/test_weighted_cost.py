@@ -16,6 +16,7 @@ from tests.bodies import Fed, samples
 from tests.live import FOUR_H100, busy, engine, fed, named, steps, target
 from tests.recordings import entries
 
+HITS = "vllm:prefix_cache_hits_total"
 TOKEN_TYPES = ("input", "cached_input", "output")
 
 
@@ -62,6 +63,19 @@ def test_without_sources_the_prefix_cache_tells_cached_input():
     one = busy(fed(gpu_hour_dollars=3.6), body, 70, second)
 
     assert price(one, "weighted", "input") == pytest.approx(1000 / 1640)
+
+
+def test_hits_counted_again_and_again_under_queueing_leave_no_trace():
+    """Before vLLM 0.16, 1,000 prompt tokens a second. 1,400 hits counted while a request waits to be admitted: no more
+    than all is cached, 0.1 x 1,000 + 4 x 250 = 1,100. With 400 again a minute later it is 1,640 again.
+    """
+    body = engine().drop("vllm:prompt_tokens_by_source_total").drop("vllm:prompt_tokens_cached_total")
+    one, found = fed(gpu_hour_dollars=3.6), []
+    for seconds, hits in ((70, 400), (200, 1400), (62, 400)):
+        busy(one, body, seconds, lambda b, h=hits: b.decode(5, 50).tokens(prompt=1000).add(HITS, h))
+        found += [price(one, "weighted", "input"), price(one, "weighted", "cached_input")]
+
+    assert found == pytest.approx([1000 / 1640, 100 / 1640, 1000 / 1100, 100 / 1100, 1000 / 1640, 100 / 1640])
 
 
 def test_engines_behind_one_port_share_one_price():

@@ -108,6 +108,7 @@ def _weighted(view: TargetView, spent: float, prompt: Value, computed: Value, ou
     """Dollars per token of each type, in the proportion of the weights; empty where the types are not known."""
     if prompt is None or computed is None:
         return {}
+    computed = max(0.0, computed)  # before vLLM 0.16 prompts less hits, which can be counted several times
     weights, cached = view.config.token_weights, max(0.0, prompt - computed)
     unit = divide(spent, weights.input * computed + weights.cached_input * cached + weights.output * output)
     by_type = {"input": weights.input, "cached_input": weights.cached_input, "output": weights.output}
