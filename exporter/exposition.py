@@ -102,6 +102,7 @@ def _good_heads(lines: list[bytes]) -> Iterator[bytes]:
 _IGNORED = -1
 _COMMENT = -2
 _BAD = -3
+_OTHERS = -4
 
 
 class Parser:
@@ -173,10 +174,10 @@ class Parser:
         values = self._last.values.copy()
         for position, value in zip(changed, found, strict=True):
             slot = self._last_slots[position]
-            if slot != _IGNORED:
+            if slot >= 0:
                 values[slot] = value
         self._last_lines = lines
-        self._last = Snapshot(values, same_series=True)
+        self._last = replace(self._last, values=values, same_series=True)
         return self._last
 
     def _whole(self, lines: list[bytes]) -> Snapshot | Failure:
@@ -229,7 +230,7 @@ class Parser:
                 bad += 1
                 continue
             good += 1
-            if slot == _IGNORED:
+            if slot < 0:
                 continue
             if slot >= len(values):
                 values.extend([None] * (slot + 1 - len(values)))
@@ -251,7 +252,7 @@ class Parser:
             return Failure(Reason.TOO_LARGE, f"more than {MAX_ENGINES} engines")
         self._known = {head: known[head] for head in heads if head in known}
         self._too_many = frozenset()
-        self._last_lines, self._last_slots, self._last = lines, slots, Snapshot(values, bad)
+        self._last_lines, self._last_slots, self._last = lines, slots, Snapshot(values, bad, others=_OTHERS in slots)
         # What is no head, a line with its break, begins no line: such a one is read anew when it changes.
         self._last_heads = [
             head if self._known.get(head, _COMMENT) != _COMMENT else line + b"\n"
@@ -301,7 +302,9 @@ class Parser:
         owner = TARGET
         if series.scope_engine:
             engine = line.labels.get("engine", "")
-            if (self._engines and engine not in self._engines) or (sample.v1_only and not engine):
+            if self._engines and engine not in self._engines:
+                return _OTHERS
+            if sample.v1_only and not engine:
                 return _IGNORED
             # Triton's backend labels the model ``model``.
             owner = Engine(line.labels.get("model_name", line.labels.get("model", "")), engine)

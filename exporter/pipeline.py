@@ -94,7 +94,7 @@ class Pipeline:
         self._scraped = outcome if isinstance(outcome, Scraped) else None
         self._last_good = (at, unix)
         self._bill(seconds, stretches)
-        self._observe_target(restarts)
+        self._observe_target(result, restarts)
         return None
 
     def observe_health(self, *, healthy: bool) -> None:
@@ -140,7 +140,7 @@ class Pipeline:
             if any(snapshot.value(slot) is not None for slot in columns.values())
         )
         target = self._history.last_two(TARGET)
-        alone = len(self._present) == 1
+        alone = len(self._present) == 1 and not snapshot.others
         for engine in self._present:
             accrual = self._accruals.setdefault(engine, Accrual(unix, at))
             step = self._history.last_two(engine)
@@ -184,7 +184,7 @@ class Pipeline:
         columns = self._layout.columns(engine)
         return any((snapshot.value(columns[column]) or 0.0) > 0 for column in CORE if column in columns)
 
-    def _observe_target(self, restarts: Restarts) -> None:
+    def _observe_target(self, snapshot: Snapshot, restarts: Restarts) -> None:
         target = self._history.last_two(TARGET)
         engines = [self._history.last_two(engine) for engine in self._present]
         now = Frontend.read(target, engines, Window.last)
@@ -193,6 +193,9 @@ class Pipeline:
             self._offered.reset(level=offered_level(before.answered, 0.0, before.rejected, before.failed))
         offered = offered_level(now.answered, now.in_flight, now.rejected, now.failed)
         abandoned = abandoned_level(now.answered, now.finished, before.answered, before.finished)
+        if snapshot.others:  # what they answer is in no finish that we read
+            self._abandoned.forget("level")
+            abandoned = None
         for name, counter, level in (("offered", self._offered, offered), ("abandoned", self._abandoned, abandoned)):
             if level is not None:
                 self._history.put(TARGET, Column(name), counter.observe(level=level))

@@ -102,12 +102,14 @@ class Layout:
 class Snapshot:
     """One good scrape. ``values[i]`` belongs to ``layout.slots[i]``; ``None`` is absent.
 
-    ``same_series`` says that it has exactly the series of the good scrape before it.
+    ``same_series`` says that it has exactly the series of the good scrape before it, ``others`` that engines behind the
+    port are left out.
     """
 
     values: list[float | None]
     bad_lines: int = 0
     same_series: bool = False
+    others: bool = False
 
     def value(self, slot: int) -> float | None:
         """What stands in a slot; a slot added later is absent."""

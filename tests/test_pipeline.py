@@ -316,6 +316,34 @@ def test_an_engine_filter_keeps_what_it_names():
     assert pipeline.get("running_requests") == 1
 
 
+def test_what_engines_that_are_left_out_answer_is_nobodys_arrival_and_nobodys_leaving():
+    """Two engines that serve 10 each; 3 clients more leave while queued, and the port has answered 23. Of engine 0
+    alone 10 are known to have come, and whose clients left cannot be told.
+    """
+    one, both = Fed(TargetConfig(engines=("0",))), Fed(TargetConfig(engines=("0", "1")))
+    zero, other = Body(engine="0").process().http(0), Body(engine="1")
+    for at, answered in ((0, 0), (2, 20), (4, 23), (6, 23)):
+        for body in (zero, other) if at == 2 else ():
+            body.first_tokens(0.1, times=10).finish(times=10)
+        for pipeline in (one, both):
+            pipeline.scrape(at, zero.http(answered), other)
+
+    assert (one.get("arrivals_total"), both.get("arrivals_total", engine="0")) == (10, 10)
+    assert (one.get("abandoned_requests_total"), both.get("abandoned_requests_total")) == (None, 3)
+    assert one.get("offered_requests_total") == 23  # of the port, as the responses are
+
+
+def test_an_engine_that_is_asked_for_by_name_and_alone_has_all_that_the_port_answers():
+    """The setting changes nothing where it leaves nothing out: 10 served, 3 clients left while queued."""
+    pipeline, body = Fed(TargetConfig(engines=("0",))), Body().process().http(0)
+    pipeline.scrape(0, body)
+    pipeline.scrape(2, body.first_tokens(0.1, times=10).finish(times=10).http(10))
+    for at in (4, 6):
+        pipeline.scrape(at, body.http(13))
+
+    assert (pipeline.get("arrivals_total"), pipeline.get("abandoned_requests_total")) == (13, 3)
+
+
 def test_an_engine_filter_that_matches_nothing_is_a_failure_that_says_so():
     """Triton's backend has no engine label: not zeros."""
     pipeline = Fed(TargetConfig(engines=("0",)))

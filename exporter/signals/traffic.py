@@ -85,7 +85,8 @@ def offered(view: TargetView) -> Value:
 def abandoned(view: TargetView) -> Value:
     """Requests whose clients left: logged 2xx, finished by no engine (http_requests_total less vllm:request_success).
 
-    Too low where requests ask for n > 1.
+    Too low where requests ask for n > 1. Absent without vLLM's HTTP metrics, and where the setting engines leaves
+    some of the port's out.
     """
     return None if view.last is None else view.last.last("abandoned")
 
