@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from exporter.history import History
 from exporter.signals.arrivals import RunningMaximum, engine_levels, finished_requests
+from exporter.signals.decode import batch_in
 from exporter.signals.engine import has_work
 from exporter.signals.levels import EDGES, TimeAtLevel
 from exporter.signals.queue import capacity_waiting
@@ -49,12 +50,13 @@ class Accrual:
         finished = finished_requests(before, Window.first)
         self.arrivals.reset(seen=first_tokens, held=answered_before, ended=finished)
 
-    def observe(self, step: Window, answered: float | None, *, continuous: bool) -> float:
+    def observe(self, step: Window, answered: float | None, estimator: str, *, continuous: bool) -> float:
         """Take in the stretch from one good scrape to the next; returns how much of it the engine was busy, in seconds.
 
         Args:
             step: the last two scrapes.
             answered: 2xx responses since the first scrape, if this engine is the only one behind the port.
+            estimator: of the decode batch.
             continuous: no scrape failed and the engine did not begin again in between.
         """
         at = step.rows[-1].at
@@ -70,7 +72,7 @@ class Accrual:
         busy = self._busy(step, steps, continuous=continuous)
         if continuous:
             self._queue(step)
-            self._levels(step, steps)
+            self._levels(step, steps, estimator)
         return busy
 
     def _busy(self, step: Window, steps: float | None, *, continuous: bool) -> float:
@@ -88,9 +90,8 @@ class Accrual:
             self.queued_seconds += step.seconds
             self.queued_first_tokens += step.increase("ttft", part=Part.COUNT) or 0.0
 
-    def _levels(self, step: Window, steps: float | None) -> None:
-        sequences = step.increase("itl", part=Part.COUNT)
-        batch = divide(sequences, steps) if steps else 0.0 if step.last("running") == 0 else None
+    def _levels(self, step: Window, steps: float | None, estimator: str) -> None:
+        batch = batch_in(step, estimator) if steps else 0.0 if step.last("running") == 0 else None
         levels = {"waiting": step.last("waiting"), "kv_usage": step.last("kv_usage"), "decode_batch": batch}
         for name, level in levels.items():
             if level is not None:

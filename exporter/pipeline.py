@@ -13,7 +13,7 @@ from exporter.history import History, Restarts
 from exporter.judgement import Judgement
 from exporter.places import Places
 from exporter.schema import Options, TargetConfig
-from exporter.signals import kv_cache, waste
+from exporter.signals import decode, kv_cache, waste
 from exporter.signals.arrivals import Frontend, RunningMaximum, abandoned_level, answered, offered_level
 from exporter.signals.engine import has_work, is_asleep
 from exporter.signals.view import STALE_SECONDS, EngineView, State, TargetView, stale_after
@@ -141,6 +141,7 @@ class Pipeline:
         )
         target = self._history.last_two(TARGET)
         alone = len(self._present) == 1 and not snapshot.others
+        estimator = decode.estimator(self.config, several_api_servers=self._several_api_servers)
         for engine in self._present:
             accrual = self._accruals.setdefault(engine, Accrual(unix, at))
             step = self._history.last_two(engine)
@@ -149,7 +150,8 @@ class Pipeline:
                 accrual.begin_again(unix, step, answered(target, Window.first) if alone else None)
             accrual.served = accrual.served or self._served(engine, snapshot)
             unbroken = continuous and not began_again
-            busy = accrual.observe(step, answered(target, Window.last) if alone else None, continuous=unbroken)
+            held = answered(target, Window.last) if alone else None
+            busy = accrual.observe(step, held, estimator, continuous=unbroken)
             accrual.put(self._history, engine)
             self._judge(engine, snapshot, at, began_again=began_again)
             yield self._stretch(engine, busy, step) if unbroken else Stretch(busy)

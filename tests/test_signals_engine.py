@@ -162,6 +162,19 @@ def test_an_idle_engine_spends_its_time_at_a_batch_of_zero():
     assert pipeline.get("decode_batch_size_time_count") == 4
 
 
+def test_the_batch_at_level_behind_several_api_servers_is_by_littles_law():
+    """8 sequences, 100 steps of 20 ms in 2 s; each of two API servers counts a step for the 4 it has, 200 in all. 800
+    gaps are 16 s of sequences in 2 s: 8, where gaps per step are 4.
+    """
+    pipeline, body = Fed(), Body().running(8)
+    for at in range(0, 12, 2):
+        pipeline.scrape(at, body)
+        body.decode(4, steps=200)
+
+    assert pipeline.get("decode_batch_size_time_bucket", le="4.0") == 0
+    assert pipeline.get("decode_batch_size_time_sum") == pytest.approx(8 * 10)
+
+
 # An engine's life
 
 

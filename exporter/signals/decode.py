@@ -1,9 +1,10 @@
 """The decode batch, which ``num_requests_running`` is not: that counts prefills too, and only at the scrape."""
 
+from exporter.schema import TargetConfig
 from exporter.signals import histogram
 from exporter.signals.step import steps_in
 from exporter.signals.view import EngineView, Labelled, Value
-from exporter.signals.window import divide
+from exporter.signals.window import Window, divide
 from exporter.upstream import Part
 
 PER_STEP, PER_SECOND = "per_step", "per_second"
@@ -11,9 +12,16 @@ FEW = 10
 """Fewer finished requests than these do not make a mean."""
 
 
-def estimator(view: EngineView) -> str:
+def estimator(config: TargetConfig, *, several_api_servers: bool) -> str:
     """Which estimator holds. Several API servers each count a step, a pipeline one a micro-batch: then Little's law."""
-    return PER_SECOND if view.several_api_servers or view.config.pipeline_parallel_size > 1 else PER_STEP
+    return PER_SECOND if several_api_servers or config.pipeline_parallel_size > 1 else PER_STEP
+
+
+def batch_in(window: Window, by: str) -> Value:
+    """The decode batch over a window by an estimator; None without time, or steps, in it."""
+    if by == PER_SECOND:
+        return window.rate("itl", part=Part.SUM)
+    return divide(window.increase("itl", part=Part.COUNT), steps_in(window))
 
 
 def batch_size(view: EngineView) -> Value:
@@ -22,14 +30,12 @@ def batch_size(view: EngineView) -> Value:
     """
     if not view.now.last("itl", part=Part.COUNT) and not view.now.increase("itl", part=Part.COUNT):
         return None
-    if estimator(view) == PER_SECOND:
-        return occupancy(view)
-    return divide(view.now.increase("itl", part=Part.COUNT), steps_in(view.now))
+    return batch_in(view.now, _estimator(view))
 
 
 def estimator_info(view: EngineView) -> Labelled:
     """Estimator behind decode_batch_size: per_step, or per_second with several API servers or a pipeline."""
-    return {(estimator(view),): 1.0 if batch_size(view) is not None else None}
+    return {(_estimator(view),): 1.0 if batch_size(view) is not None else None}
 
 
 def occupancy(view: EngineView) -> Value:
@@ -51,3 +57,7 @@ def prefilling(view: EngineView) -> Value:
     if times is None or times.mean is None or rate is None or times.counts[-1] > times.counts[-2]:
         return None
     return times.mean * rate
+
+
+def _estimator(view: EngineView) -> str:
+    return estimator(view.config, several_api_servers=view.several_api_servers)
