@@ -8,8 +8,8 @@ from exporter.signals.decode import batch_in
 from exporter.signals.engine import has_work
 from exporter.signals.levels import EDGES, TimeAtLevel
 from exporter.signals.queue import capacity_waiting
-from exporter.signals.step import busy_seconds, steps_in
-from exporter.signals.window import Window, divide
+from exporter.signals.step import busy_seconds, seconds_to_outputs, steps_in
+from exporter.signals.window import Window, divide, plus
 from exporter.snapshot import Engine
 from exporter.upstream import TABLE, Column, Kind, Part
 
@@ -34,6 +34,7 @@ class Accrual:
     served: bool = False
     steps_since_start: float = 0.0
     step_seconds: float | None = None
+    first_token_seconds: float | None = None
     busy_seconds: float = 0.0
     queued_seconds: float = 0.0
     queued_first_tokens: float = 0.0
@@ -78,10 +79,17 @@ class Accrual:
     def _busy(self, step: Window, steps: float | None, *, continuous: bool) -> float:
         before = step.first("running") if continuous else 0.0
         running = step.last("running")
-        if before and running and steps:
-            self.step_seconds = divide(step.seconds, steps) or self.step_seconds
-        gap = divide(step.increase("itl", part=Part.SUM), step.increase("itl", part=Part.COUNT))
-        busy = busy_seconds(step.seconds, steps, before, running, self.step_seconds or gap)
+        gap, first = (
+            divide(step.increase(series, part=Part.SUM), step.increase(series, part=Part.COUNT))
+            for series in ("itl", "ttft")
+        )
+        self.first_token_seconds = first or self.first_token_seconds
+        # What those that run now have spent towards their next outputs is not counted yet: as long as usual, at most.
+        unfinished = 0.0 if running == 0 else self.first_token_seconds
+        at_most = plus(seconds_to_outputs(step), unfinished, gap if running and gap else 0.0)
+        busy = busy_seconds(step.seconds, steps, before, running, self.step_seconds or gap, at_most=at_most)
+        if before and running:
+            self.step_seconds = divide(busy, steps) or self.step_seconds
         self.busy_seconds += busy
         return busy
 

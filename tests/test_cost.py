@@ -118,6 +118,40 @@ def test_a_busy_dollar_does_not_move_with_a_lull():
     assert pipeline.get("busy_cost_dollars_per_million_tokens", basis="output") == pytest.approx(30 / 6000 * 1e6)
 
 
+def short_requests(body, first_token=0.01, gap=0.01):
+    """Two requests of 20 tokens, one after the other."""
+    body.observe("vllm:iteration_tokens_total", 1.0, times=40)
+    body.observe("vllm:inter_token_latency_seconds", gap, times=38)
+    return body.first_tokens(first_token, times=2).tokens(generated=40)
+
+
+def test_idle_between_short_requests_is_not_busy_because_one_ran_at_each_scrape():
+    """Two requests of 0.2 s in each 2 s: 0.4 s towards outputs, and what the one that runs at the scrape has spent
+    towards its next, a first token or a gap: 0.02 s more at most. Nothing runs after the last two: 0.4 s.
+    """
+    pipeline, body = Fed(DOLLAR_A_SECOND), Body().process().running(1)
+    for at in range(0, 22, 2):
+        pipeline.scrape(at, body)
+        short_requests(body)
+    running = dollars(pipeline)
+    pipeline.scrape(22, body.running(0))
+
+    assert running == pytest.approx({"busy": 10 * 0.42, "idle": 20 - 10 * 0.42, "unavailable": 0})
+    assert dollars(pipeline)["busy"] == pytest.approx(10 * 0.42 + 0.4)
+
+
+def test_steps_whose_gaps_are_counted_later_are_busy():
+    """vLLM's Rust frontend counts gaps now and then: steps without as many outputs tell of no idle time."""
+    pipeline, body = Fed(DOLLAR_A_SECOND), Body().running(2).first_tokens(0.01, times=2)
+    pipeline.scrape(0, body)
+    for at in (2, 4, 6):
+        pipeline.scrape(at, body.observe("vllm:iteration_tokens_total", 2.0, times=100).tokens(generated=200))
+    body.observe("vllm:inter_token_latency_seconds", 0.02, times=600)
+    pipeline.scrape(8, body.decode(2, steps=100))
+
+    assert dollars(pipeline) == pytest.approx({"busy": 8, "idle": 0, "unavailable": 0})
+
+
 def test_dollars_by_state_over_loading_busy_idle_asleep_lost_and_a_restart():
     """A dollar a second over 36 s, each stretch of 2 s by hand; they add up to 36."""
     pipeline, body = Fed(DOLLAR_A_SECOND), Body().process(1.0).set("vllm:engine_sleep_state", 1, sleep_state="awake")

@@ -1,5 +1,7 @@
 """Engine steps: how long one takes, what positions it computes, how long the engine was busy at all."""
 
+import math
+
 from exporter.signals.view import EngineView, Labelled, Value
 from exporter.signals.window import Window, divide, plus
 from exporter.upstream import Part
@@ -16,23 +18,40 @@ def busy_seconds(
     running_before: float | None,
     running_now: float | None,
     step_seconds: float | None,
+    *,
+    at_most: float | None,
 ) -> float:
     """How much of the time between two scrapes an engine was stepping.
 
-    All of it with requests running at both ends; otherwise the steps taken times the mean step, at most all of it.
+    All of it with requests running at both ends; otherwise the steps taken times the mean step. With steps in it no
+    more than some request was on its way to an output: short requests can be there at both ends with idle in between.
 
     Args:
         seconds: between the scrapes.
         steps: output-producing steps between them.
         running_before: requests scheduled at the earlier scrape.
         running_now: at the later one.
-        step_seconds: the mean step, from a stretch that was busy throughout.
+        step_seconds: the mean step, from the last stretch with requests running at both ends.
+        at_most: seconds that requests spent on their way to an output; None where that is not known.
     """
-    if running_before and running_now:
-        return seconds
-    if not steps or step_seconds is None:
-        return 0.0
-    return min(seconds, steps * step_seconds)
+    throughout = bool(running_before and running_now)
+    if not steps:
+        return seconds if throughout else 0.0
+    stepping = seconds if throughout else steps * (step_seconds or 0.0)
+    return min(seconds, stepping, math.inf if at_most is None else at_most)
+
+
+def seconds_to_outputs(window: Window) -> Value:
+    """Request-seconds from arrival to first output and from each output to the next, as far as these came.
+
+    Each step had one of these outputs at least: None where vLLM has counted fewer of them, as its Rust frontend, which
+    counts gaps some time later.
+    """
+    outputs = plus(*(window.increase(series, part=Part.COUNT) for series in ("ttft", "itl")))
+    steps = steps_in(window)
+    if outputs is None or steps is None or outputs < steps:
+        return None
+    return plus(*(window.increase(series, part=Part.SUM) for series in ("ttft", "itl")))
 
 
 def step_seconds(view: EngineView) -> Value:
