@@ -33,8 +33,25 @@ COMPUTE_PRECISION: Final[Mapping[str, Precision]] = {
 }
 """The precision weights of a format are multiplied in: int4 is weight-only, unpacked to bf16."""
 
-UNGATED_MLP: Final = frozenset({"gpt_neox", "phi", "starcoder2", "nemotron"})
+UNGATED_MLP: Final = frozenset(
+    {"apertus", "arcee", "fuyu", "gpt_neox", "jais2", "nanochat", "nemotron", "persimmon", "phi", "starcoder2"}
+)
 """``model_type`` values whose MLP has two matrices instead of three (no gate)."""
+
+UNCOUNTED: Final = (
+    "attn_layer_indices",
+    "attn_layer_period",
+    "conv_L_cache",
+    "full_attention_interval",
+    "hybrid_override_pattern",
+    "linear_attn_config",
+    "lru_width",
+    "mamba_d_state",
+    "hidden_size_per_layer_input",
+    "num_kv_shared_layers",
+    "moe_num_experts",
+)
+"""Fields of models with layers that hold no KV of their own or other matrices, said by other means than layer_types."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +144,9 @@ def geometry_from_config(
     kinds = {str(kind) for kind in fields.get("layer_types") or ()}
     if unknown := sorted(kinds - {"full_attention", "sliding_attention"}):
         raise ValueError(f"config.json has layers of kind {unknown[0]}: give parameters and KV geometry by hand")
+    linear = ["attn_type_list"] if 0 in (fields.get("attn_type_list") or ()) else []
+    if uncounted := [name for name in UNCOUNTED if fields.get(name) not in (None, 0, 1)] + linear:
+        raise ValueError(f"config.json has {uncounted[0]}: give parameters and KV geometry by hand")
     total, active = _parameters(fields)
     served = weights or _stored_format(fields)
     for name in (served, kv_cache or "bf16"):
@@ -206,9 +226,10 @@ def _parameters(fields: Mapping[str, Any]) -> tuple[float, float]:
         raise ValueError("config.json interleaves dense and expert layers: give the parameters by hand")
     experts, chosen = _count(fields, named), _count(fields, "num_experts_per_tok")
     expert = matrix * (_optional(fields, "moe_intermediate_size") or _count(fields, "intermediate_size"))
-    dense_layers = min(layers, _optional(fields, "first_k_dense_replace"))
+    dense_layers = min(layers, _optional(fields, "first_k_dense_replace") or _optional(fields, "num_dense_layers"))
     expert_layers = layers - dense_layers
-    every_position = _optional(fields, "n_shared_experts") * expert + hidden * experts
+    common = _optional(fields, "n_shared_experts") or _optional(fields, "num_shared_experts")
+    every_position = common * expert + hidden * experts
     every_position += matrix * _optional(fields, "shared_expert_intermediate_size")
     dense = dense_layers * matrix * _count(fields, "intermediate_size") if dense_layers else 0
     base = shared + dense + expert_layers * every_position

@@ -64,6 +64,16 @@ QWEN3_235B = {
     "mlp_only_layers": [],
     "vocab_size": 151936,
 }
+APERTUS_8B = {
+    "model_type": "apertus",
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 21504,
+    "vocab_size": 131072,
+    "tie_word_embeddings": False,
+}
 
 
 def without(config, *names):
@@ -78,8 +88,9 @@ def without(config, *names):
         (MIXTRAL_8X7B, 46.7e9, 12.9e9),
         (DEEPSEEK_V3, 671e9, 37e9),
         (QWEN3_235B, 235e9, 22e9),
+        (APERTUS_8B, 8.05e9, 8.05e9),
     ],
-    ids=["Llama 3.1 70B", "Mixtral 8x7B", "DeepSeek-V3", "Qwen3-235B-A22B"],
+    ids=["Llama 3.1 70B", "Mixtral 8x7B", "DeepSeek-V3", "Qwen3-235B-A22B", "Apertus 8B, without gates"],
 )
 def test_parameters_counted_from_shapes(config, total, active):
     """Within 2 % of what the maker states (makers differ in whether embeddings are active)."""
@@ -182,6 +193,16 @@ def test_field_that_is_no_count(value):
     ("change", "message"),
     [
         ({"layer_types": ["linear_attention", "full_attention"]}, "layers of kind linear_attention"),
+        # Qwen3-Next says so instead of layer_types: one layer in four holds KV.
+        ({"full_attention_interval": 4, "linear_conv_kernel_dim": 4}, "has full_attention_interval"),
+        # MiniMax-Text-01: 1 is full attention, 0 linear.
+        ({"attn_type_list": [0, 0, 1]}, "has attn_type_list"),
+        # Jamba, Falcon-H1, and Gemma 4 E2B, whose later layers use the KV of others.
+        ({"attn_layer_period": 8, "attn_layer_offset": 4, "mamba_d_state": 16}, "has attn_layer_period"),
+        ({"mamba_d_ssm": 1024, "mamba_d_state": 256}, "has mamba_d_state"),
+        ({"num_kv_shared_layers": 20}, "has num_kv_shared_layers"),
+        # ERNIE 4.5: a mixture of experts that would pass for dense.
+        ({"moe_num_experts": 64, "moe_k": 6}, "has moe_num_experts"),
         ({"num_experts": 8, "num_experts_per_tok": 2, "decoder_sparse_step": 2}, "interleaves dense and expert"),
         ({"quantization_config": {"quant_method": "compressed-tensors"}}, "name the format"),
         ({"quantization_config": {"quant_method": "gptq", "bits": 3}}, "unknown number format"),
@@ -212,3 +233,20 @@ def test_geometry_by_hand_is_checked(change, message):
 def test_float32_checkpoints_are_served_in_16_bits():
     """vLLM's dtype auto casts them, so they weigh two bytes a parameter."""
     assert geometry_from_config({**LLAMA_70B, "torch_dtype": "float32"}).weight_bytes_per_param == 2
+
+
+def test_full_attention_said_in_other_words_is_counted():
+    """MiniMax-M2 lists its layers, all of them with attention; a period of 1 and 0 shared layers say the same."""
+    said = {"attn_type_list": [1] * 80, "full_attention_interval": 1, "num_kv_shared_layers": 0}
+
+    assert geometry_from_config({**LLAMA_70B, **said}) == geometry_from_config(LLAMA_70B)
+
+
+def test_shared_experts_and_dense_layers_by_either_name():
+    """DeepSeek's names and those of Ling, EXAONE and Trinity; without the shared expert 58 x 3 x 7168 x 2048 fewer."""
+    renamed = without(DEEPSEEK_V3, "n_shared_experts", "first_k_dense_replace")
+    other = geometry_from_config({**renamed, "num_shared_experts": 1, "num_dense_layers": 3})
+    none = geometry_from_config({**renamed, "num_dense_layers": 3})
+
+    assert other == geometry_from_config(DEEPSEEK_V3)
+    assert other.active_params - none.active_params == 58 * 3 * 7168 * 2048
