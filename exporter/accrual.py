@@ -94,7 +94,7 @@ class Accrual:
         return busy
 
     def _queue(self, step: Window) -> None:
-        if step.first("waiting") and capacity_waiting(step):
+        if capacity_waiting(step, Window.first) and capacity_waiting(step):
             self.queued_seconds += step.seconds
             self.queued_first_tokens += step.increase("ttft", part=Part.COUNT) or 0.0
 

@@ -220,6 +220,21 @@ def test_deferred_requests_do_not_make_a_newcomer_wait():
     assert pipeline.get("predicted_ttft_seconds") == pytest.approx(1)
 
 
+def test_seconds_in_which_requests_were_only_deferred_are_no_queue():
+    """3 wait for an adapter while 1 a second comes and is served. A burst leaves 40 without room and 20 a second are
+    served: 2 s, not 60. Before the first seconds of that queue are over its rate is not known, and 1/s is not it.
+    """
+    reason, fed, body = "vllm:num_requests_waiting_by_reason", Fed(), Body().process().running(4)
+    found = []
+    for at in range(0, 64, 2):
+        short = 40 if at >= 60 else 0
+        body.waiting(3 + short).set(reason, 3, reason="deferred").set(reason, short, reason="capacity")
+        fed.scrape(at, body.first_tokens(0.1, times=40 if at == 62 else 2))
+        found.append(fed.get("predicted_ttft_seconds"))
+
+    assert found[-2:] == [None, pytest.approx(40 / 20)]
+
+
 def test_no_prefill_part_while_those_who_wait_outweigh_those_served():
     """Mean TTFT is 2 s, but 50 waiting over 1/s is 50 s of queue: what the rest would be is not known, and not 0."""
     pipeline = Fed()

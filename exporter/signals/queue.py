@@ -1,5 +1,6 @@
 """The queue: how deep, why, growing how fast, and what a request that joins it now will wait."""
 
+from exporter.signals.arrivals import Read
 from exporter.signals.latency import mean_prefill_seconds
 from exporter.signals.view import EngineView, Labelled, Value
 from exporter.signals.window import Window, divide
@@ -17,10 +18,10 @@ def waiting_by_reason(view: EngineView) -> Labelled:
     return {("unknown",): view.now.last("waiting")}
 
 
-def capacity_waiting(window: Window) -> Value:
+def capacity_waiting(window: Window, read: Read = Window.last) -> Value:
     """Requests that wait for capacity: not those deferred for an adapter, a transfer or a grammar."""
-    by_reason = window.last("waiting_by_reason", CAPACITY)
-    return window.last("waiting") if by_reason is None else by_reason
+    by_reason = read(window, "waiting_by_reason", CAPACITY)
+    return read(window, "waiting") if by_reason is None else by_reason
 
 
 def growth(view: EngineView) -> Value:
