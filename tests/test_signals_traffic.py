@@ -145,6 +145,20 @@ def test_requests_in_flight_when_the_engine_died_stay_counted(starts):
     assert (pipeline.get("offered_requests_total"), pipeline.get("arrivals_total")) == (7, 7)
 
 
+def test_an_engine_before_its_first_step_hides_nobody_that_another_serves():
+    """Two engines behind several API servers, where gauges come with the first step: 3 answered by engine 0 and 1
+    running there, and nobody at engine 1, that has none yet.
+    """
+    zero, one = Body(engine="0"), Body(engine="1")
+    for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
+        one.drop(f"vllm:{name}")
+    pipeline = Fed()
+    pipeline.scrape(0, zero.http(0), one)
+    pipeline.scrape(2, zero.http(3).running(1).first_tokens(0.2, times=4).finish(times=3), one)
+
+    assert pipeline.get("offered_requests_total") == 4
+
+
 def test_offered_counts_rejections_and_server_errors():
     """5 answered, 2 running, 1 waiting, 4 failed, of which 3 were turned away with a 503: 12. Other routes and 4xx are
     none of it.

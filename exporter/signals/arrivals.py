@@ -61,19 +61,22 @@ class Frontend:
     def read(cls, target: Window, engines: Sequence[Window], read: Read) -> "Frontend":
         """From the columns of the target and of its engines."""
         finished = read(target, FINISHED)
-        levels = [read(one, gauge) for one in engines for gauge in ("running", "waiting")]
-        known = [level for level in levels if level is not None]
-        # Behind several API servers there are no gauges before the first step.
-        untouched = not known and not any(read(one, "ttft", part=Part.COUNT) for one in engines)
         responses = answered(target, read)
         return cls(
             # Finished requests but no answer: the routes go by names we do not know, or by none.
             answered=None if finished and not responses else responses,
             finished=finished,
-            in_flight=sum(known) if untouched or len(known) == len(levels) else None,
+            in_flight=plus(*(_in_flight(one, read) for one in engines)),
             rejected=read(target, REJECTED) or 0.0,
             failed=read(target, RESPONSES, "5xx") or 0.0,
         )
+
+
+def _in_flight(engine: Window, read: Read) -> float | None:
+    """Requests that an engine runs or keeps waiting; behind several API servers it has no gauges before its first."""
+    levels = [read(engine, gauge) for gauge in ("running", "waiting")]
+    untouched = levels == [None, None] and not read(engine, "ttft", part=Part.COUNT)
+    return 0.0 if untouched else plus(*levels)
 
 
 @dataclass(slots=True)
