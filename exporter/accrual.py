@@ -67,8 +67,8 @@ class Accrual:
             self.arrivals.forget("held")
         self.arrivals.observe(**engine_levels(first_tokens, waiting, running, answered, finished_requests(step)))
         steps = steps_in(step)
-        self.steps_since_start += steps or 0.0
-        if not has_work(step) or any(step.increase_of(column) for column in CORE):
+        working = has_work(step) and has_work(step, Window.first)
+        if not working or any(step.increase_of(column) for column in CORE):
             self.moved_at = at
         busy = self._busy(step, steps, continuous=continuous)
         if continuous:

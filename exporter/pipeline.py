@@ -4,7 +4,7 @@ Live scraping and replay run this same path; time is a value, so what a test see
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from exporter.accrual import CORE, Accrual
 from exporter.billing import Bill, Stretch
@@ -27,6 +27,7 @@ MINUTE_SECONDS = 60.0
 LONG_SECONDS = 300.0
 COUNTERS_KEPT_SECONDS = 3600.0
 SUSPICIOUS_SECONDS = 6.0
+STEPS = Column("steps", Part.COUNT)
 
 
 class Pipeline:
@@ -144,11 +145,12 @@ class Pipeline:
         estimator = decode.estimator(self.config, several_api_servers=self._several_api_servers)
         for engine in self._present:
             accrual = self._accruals.setdefault(engine, Accrual(unix, at))
-            step = self._history.last_two(engine)
+            step, raw = self._history.last_two(engine), self._raw(engine, snapshot)
             began_again = restarts.process or (restarts.process is None and engine in restarts.owners)
             if began_again:
                 accrual.begin_again(unix, step, answered(target, Window.first) if alone else None)
-            accrual.served = accrual.served or self._served(engine, snapshot)
+            accrual.served = accrual.served or any((raw(column) or 0.0) > 0 for column in CORE)
+            accrual.steps_since_start = raw(STEPS) or accrual.steps_since_start
             unbroken = continuous and not began_again
             held = answered(target, Window.last) if alone else None
             busy = accrual.observe(step, held, estimator, continuous=unbroken)
@@ -160,8 +162,7 @@ class Pipeline:
         judgement = self._judgements.setdefault(engine, Judgement())
         if began_again:
             judgement.begin_again()
-        columns = self._layout.columns(engine)
-        written = kv_cache.written_tokens(lambda one: snapshot.value(columns[one]) if one in columns else None)
+        written = kv_cache.written_tokens(self._raw(engine, snapshot))
         judgement.observe_cache(written, asleep=is_asleep(self._history.last_two(engine)))
         paper = None if self._several_api_servers else self.config.roofline
         if paper is None:
@@ -182,9 +183,10 @@ class Pipeline:
             None if capacity is None else waste.recomputed_share(step, capacity),
         )
 
-    def _served(self, engine: Engine, snapshot: Snapshot) -> bool:
+    def _raw(self, engine: Engine, snapshot: Snapshot) -> Callable[[Column], float | None]:
+        """An engine's columns as it exposes them: since its start, not since ours."""
         columns = self._layout.columns(engine)
-        return any((snapshot.value(columns[column]) or 0.0) > 0 for column in CORE if column in columns)
+        return lambda column: snapshot.value(columns[column]) if column in columns else None
 
     def _observe_target(self, snapshot: Snapshot, restarts: Restarts) -> None:
         target = self._history.last_two(TARGET)

@@ -306,6 +306,30 @@ def test_a_restarted_engine_warms_up_again():
     assert found == [0, 0, 1]
 
 
+def test_an_engine_that_hung_before_the_sidecar_came_has_had_its_first_steps():
+    """1,000 steps since its own start, none of which we saw: 60 s, not 300."""
+    pipeline, body = Fed(), Body().process().decode(4, steps=1000).running(4)
+    found = []
+    for at in (0, 58, 60):
+        pipeline.scrape(at, body)
+        found.append(pipeline.get("engine_stalled"))
+
+    assert found == [0, 0, 1]
+
+
+def test_work_that_came_while_nothing_was_scraped_is_given_its_time():
+    """Idle, then out of reach for 10 minutes, then with a prompt in prefill: when that came is not known."""
+    pipeline, body = Fed(), Body().process().decode(4, steps=1000)
+    pipeline.scrape(0, body)
+    pipeline.fail(300)
+    found = []
+    for at in (600, 658, 660):
+        pipeline.scrape(at, body.running(1))
+        found.append(pipeline.get("engine_stalled"))
+
+    assert found == [0, 0, 1]
+
+
 def test_an_engine_that_began_again_after_a_long_outage_is_given_its_time():
     """Lost for 10 minutes, then up with a first request in prefill: not stalled for want of movement before."""
     pipeline, body = Fed(), Body().process(1.0)

@@ -1,5 +1,6 @@
 """An engine's own life: since when, how often, awake or not, moving or not."""
 
+from exporter.signals.arrivals import Read
 from exporter.signals.view import EngineView, Value
 from exporter.signals.window import Window
 
@@ -37,6 +38,6 @@ def is_asleep(window: Window) -> bool:
     return window.last("sleep_state", "awake") == 0.0
 
 
-def has_work(window: Window) -> bool:
+def has_work(window: Window, read: Read = Window.last) -> bool:
     """Whether an engine says it has requests running or waiting."""
-    return bool(window.last("running") or window.last("waiting"))
+    return bool(read(window, "running") or read(window, "waiting"))
