@@ -21,17 +21,22 @@ class Judgement:
     advised: bool | None = None
     written_tokens: float | None = None
     _calibration: Calibration = field(default_factory=Calibration)
+    _most_tokens: float = 0.0
     _lost_tokens: float = 0.0
 
     def begin_again(self) -> None:
-        """The engine's process began again, with an empty cache and counters at zero."""
-        self._lost_tokens = 0.0
+        """The engine's counters began again at zero, and with them its cache."""
+        self._most_tokens = self._lost_tokens = 0.0
 
     def observe_cache(self, written: float | None, *, asleep: bool) -> None:
-        """Take in the tokens an engine wrote since its process began; sleep empties the KV cache."""
-        if written is not None and (asleep or written < self._lost_tokens):
-            self._lost_tokens = written if asleep else 0.0
-        self.written_tokens = None if written is None else written - self._lost_tokens
+        """Take in the tokens an engine wrote since its counters began; sleep empties the KV cache.
+
+        They never fall: before vLLM 0.16 they are less those found in a cache, of which some are counted twice.
+        """
+        self._most_tokens = max(self._most_tokens, written or 0.0)
+        if asleep:
+            self._lost_tokens = self._most_tokens
+        self.written_tokens = None if written is None else self._most_tokens - self._lost_tokens
 
     def observe_steps(self, now: Window, minute: Window, config: TargetConfig, paper: Roofline) -> None:
         """Take in the last seconds and the last minute, with the settings in force and what they say on paper."""

@@ -155,7 +155,7 @@ class Pipeline:
             held = answered(target, Window.last) if alone else None
             busy = accrual.observe(step, held, estimator, continuous=unbroken)
             accrual.put(self._history, engine)
-            self._judge(engine, snapshot, at, began_again=began_again)
+            self._judge(engine, snapshot, at, began_again=engine in restarts.owners)
             yield self._stretch(engine, busy, step) if unbroken else Stretch(busy)
 
     def _judge(self, engine: Engine, snapshot: Snapshot, at: float, *, began_again: bool) -> None:

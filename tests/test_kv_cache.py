@@ -176,6 +176,27 @@ def test_a_restart_is_cold():
     assert one.get("warmness_ratio") == pytest.approx(0.1)
 
 
+def test_hits_counted_again_and_again_take_no_warmth_away():
+    """vLLM 0.15: 10,000 prompt tokens less 2,000 hits, and 1,000 generated, are 9,000 of 16,000. Then its queue's head
+    fails to be admitted 20 times, each time with the same 400 hits: none of what was written has gone.
+    """
+    one, hits = fed(), "vllm:prefix_cache_hits_total"
+    body = cache(Body().process(), num_gpu_blocks=1000).tokens(generated=1_000, prompt=10_000).add(hits, 2_000)
+    one.scrape(0, body)
+    one.scrape(1, body.add(hits, 20 * 400))
+
+    assert one.get("warmness_ratio") == pytest.approx(9_000 / 16_000)
+
+
+def test_counters_zeroed_in_a_living_process_are_cold():
+    """Elastic scaling makes the engines anew: 1,000 of 10,000 since."""
+    one = fed()
+    one.scrape(0, engine(capacity_tokens=10_000).tokens(generated=50_000))
+    one.scrape(1, engine(capacity_tokens=10_000).tokens(generated=1_000))
+
+    assert one.get("warmness_ratio") == pytest.approx(0.1)
+
+
 def test_sleep_empties_the_cache():
     """Awake again, warmth begins at nothing: 2,000 tokens since are 0.2 of 10,000."""
     one, body = fed(), engine(capacity_tokens=10_000).tokens(generated=50_000)
