@@ -104,7 +104,7 @@ TABLE: tuple[Series, ...] = (
     Series("prompt_tokens_cached", Kind.COUNTER, "prompt_tokens_cached_total", since="0.16"),
     Series("generation_tokens", Kind.COUNTER, "generation_tokens_total", core=True, required=True),
     Series("finished", Kind.COUNTER, "request_success_total", labels=("finished_reason",), required=True),
-    # The old name counted blocks in 0.8.5 and tokens since; we only ever divide one by the other.
+    # The old name counted blocks in 0.8.5 and tokens since: hits over queries are right, prompts less hits too high.
     Series(
         "prefix_queries",
         Kind.COUNTER,

@@ -54,14 +54,17 @@ def test_decode_batch_is_absent_where_nothing_decodes():
     assert pipeline.get("decode_batch_estimator_info") is None
 
 
-def test_decode_batch_is_absent_in_a_lull():
-    """It did decode, but took no step in the last 15 s: 0/0."""
-    pipeline, body = Fed(), Body().process()
+@pytest.mark.parametrize("body", [Body().process(), Body()], ids=["one API server", "several"])
+def test_decode_batch_is_absent_in_a_lull(body):
+    """It did decode, but took no step in the last 15 s: 0/0, and no batch of 0 by the other estimator either."""
+    pipeline = Fed()
     pipeline.scrape(0, body)
     pipeline.scrape(15, body.decode(8, steps=100))
     pipeline.scrape(30, body)
 
     assert pipeline.get("decode_batch_size") is None
+    assert pipeline.get("decode_batch_estimator_info") is None
+    assert pipeline.get("decode_occupancy_requests") == 0
 
 
 def test_a_now_window_a_third_covered_is_enough_and_less_is_not():

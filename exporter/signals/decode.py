@@ -20,7 +20,7 @@ def estimator(config: TargetConfig, *, several_api_servers: bool) -> str:
 def batch_in(window: Window, by: str) -> Value:
     """The decode batch over a window by an estimator; None without time, or steps, in it."""
     if by == PER_SECOND:
-        return window.rate("itl", part=Part.SUM)
+        return window.rate("itl", part=Part.SUM) if steps_in(window) else None
     return divide(window.increase("itl", part=Part.COUNT), steps_in(window))
 
 
