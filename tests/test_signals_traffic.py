@@ -159,6 +159,29 @@ def test_an_engine_before_its_first_step_hides_nobody_that_another_serves():
     assert pipeline.get("offered_requests_total") == 4
 
 
+@pytest.mark.parametrize(
+    "route", ["/v1/responses", "/v1/messages", "/cohere/v2/chat", "/v1/chat/completions/batch", "/generative_scoring"]
+)
+def test_requests_are_offered_by_every_route_that_generates(route):
+    """As vLLM 0.32 has them. 5 answered on completions and 3 on the other, of whom 2 left while queued."""
+    pipeline, body = Fed(), Body().process().http(0)
+    pipeline.scrape(0, body)
+    for at in (2, 4):
+        pipeline.scrape(at, body.http(5).http(3, route=route).first_tokens(0.2, times=3).finish(times=3))
+
+    assert pipeline.get("offered_requests_total") == 8
+    assert pipeline.get("abandoned_requests_total") == 2
+
+
+@pytest.mark.parametrize("route", ["/v1/chat/completions/render", "/v1/messages/count_tokens", "/v1/embeddings"])
+def test_requests_are_not_offered_by_routes_that_do_not(route):
+    pipeline, body = Fed(), Body().process().http(0)
+    pipeline.scrape(0, body)
+    pipeline.scrape(2, body.http(5).http(3, route=route))
+
+    assert pipeline.get("offered_requests_total") == 5
+
+
 def test_offered_counts_rejections_and_server_errors():
     """5 answered, 2 running, 1 waiting, 4 failed, of which 3 were turned away with a 503: 12. Other routes and 4xx are
     none of it.
