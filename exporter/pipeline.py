@@ -190,7 +190,12 @@ class Pipeline:
 
     def _observe_target(self, snapshot: Snapshot, restarts: Restarts) -> None:
         target = self._history.last_two(TARGET)
-        engines = [self._history.last_two(engine) for engine in self._present]
+        # Behind several API servers an engine has no gauges before its first step, and nobody in flight then.
+        engines = [
+            window
+            for engine in self._present
+            if (window := self._history.last_two(engine)).last("running") is not None or self._accruals[engine].served
+        ]
         now = Frontend.read(target, engines, Window.last)
         before = Frontend.read(target, engines, Window.first)
         if restarts.process or (restarts.process is None and restarts.owners):

@@ -145,18 +145,28 @@ def test_requests_in_flight_when_the_engine_died_stay_counted(starts):
     assert (pipeline.get("offered_requests_total"), pipeline.get("arrivals_total")) == (7, 7)
 
 
-def test_an_engine_before_its_first_step_hides_nobody_that_another_serves():
-    """Two engines behind several API servers, where gauges come with the first step: 3 answered by engine 0 and 1
-    running there, and nobody at engine 1, that has none yet.
-    """
-    zero, one = Body(engine="0"), Body(engine="1")
+def before_its_first_step(engine):
+    """Behind several API servers gauges come with an engine's first step."""
+    body = Body(engine=engine)
     for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
-        one.drop(f"vllm:{name}")
-    pipeline = Fed()
-    pipeline.scrape(0, zero.http(0), one)
-    pipeline.scrape(2, zero.http(3).running(1).first_tokens(0.2, times=4).finish(times=3), one)
+        body.drop(f"vllm:{name}")
+    return body
 
-    assert pipeline.get("offered_requests_total") == 4
+
+def test_an_engine_before_its_first_step_hides_nobody_that_another_serves():
+    """Engine 0 answered 30 and runs 1, then answered that; engine 1 never had any. Both restart, and engine 0 has
+    answered 2 and runs 1: 31, 31 before its first step, 34.
+    """
+    zero, one, pipeline = Body(engine="0"), before_its_first_step("1"), Fed()
+    pipeline.scrape(0, zero.http(0), one)
+    pipeline.scrape(2, zero.http(30).running(1).first_tokens(0.2, times=31).finish(times=30), one)
+    found = [pipeline.get("offered_requests_total")]
+    pipeline.scrape(4, zero.http(31).running(0).finish(), one)
+    pipeline.scrape(6, before_its_first_step("0").http(), one)
+    found.append(pipeline.get("offered_requests_total"))
+    pipeline.scrape(8, Body(engine="0").http(2).running(1).first_tokens(0.2, times=3).finish(times=2), one)
+
+    assert [*found, pipeline.get("offered_requests_total")] == [31, 31, 34]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from exporter.signals.window import Window, plus
-from exporter.upstream import Part
 
 GENERATION_ROUTES = frozenset(
     {
@@ -63,24 +62,17 @@ class Frontend:
 
     @classmethod
     def read(cls, target: Window, engines: Sequence[Window], read: Read) -> "Frontend":
-        """From the columns of the target and of its engines."""
+        """From the columns of the target and of the engines that can have requests."""
         finished = read(target, FINISHED)
         responses = answered(target, read)
         return cls(
             # Finished requests but no answer: the routes go by names we do not know, or by none.
             answered=None if finished and not responses else responses,
             finished=finished,
-            in_flight=plus(*(_in_flight(one, read) for one in engines)),
+            in_flight=plus(*(read(one, gauge) for one in engines for gauge in ("running", "waiting"))),
             rejected=read(target, REJECTED) or 0.0,
             failed=read(target, RESPONSES, "5xx") or 0.0,
         )
-
-
-def _in_flight(engine: Window, read: Read) -> float | None:
-    """Requests that an engine runs or keeps waiting; behind several API servers it has no gauges before its first."""
-    levels = [read(engine, gauge) for gauge in ("running", "waiting")]
-    untouched = levels == [None, None] and not read(engine, "ttft", part=Part.COUNT)
-    return 0.0 if untouched else plus(*levels)
 
 
 @dataclass(slots=True)
