@@ -2,6 +2,7 @@
 
 from exporter.schema import TargetConfig
 from exporter.signals import histogram
+from exporter.signals.histogram import Histogram
 from exporter.signals.step import steps_in
 from exporter.signals.view import EngineView, Labelled, Value
 from exporter.signals.window import Window, divide
@@ -53,10 +54,20 @@ def prefilling(view: EngineView) -> Value:
     times = histogram.increases(view.now, "prefill_time")
     if times is None or times.count < FEW:
         times = histogram.increases(view.long, "prefill_time")
-    # vLLM can report the host's uptime as a prefill time: past the last finite edge nothing is believed.
-    if times is None or times.mean is None or rate is None or times.counts[-1] > times.counts[-2]:
+    first_tokens = histogram.totals(view.now, "ttft")
+    if times is None or times.mean is None or rate is None or first_tokens is None:
         return None
-    return times.mean * rate
+    return times.mean * rate if _can_be(times, first_tokens) else None
+
+
+def _can_be(prefills: Histogram, first_tokens: Histogram) -> bool:
+    """Whether no prefill took longer than the longest time to a first token, nor past the last finite edge: vLLM can
+    report the host's uptime as a prefill time.
+    """
+    buckets = zip(first_tokens.edges, first_tokens.counts, strict=True)
+    longest = next(edge for edge, count in buckets if count >= first_tokens.count)
+    edge = next(edge for edge in prefills.edges if edge >= min(longest, prefills.edges[-2]))
+    return prefills.at_most(edge) >= prefills.count
 
 
 def _estimator(view: EngineView) -> str:
