@@ -122,7 +122,7 @@ def short_requests(body, first_token=0.01, gap=0.01):
     """Two requests of 20 tokens, one after the other."""
     body.observe("vllm:iteration_tokens_total", 1.0, times=40)
     body.observe("vllm:inter_token_latency_seconds", gap, times=38)
-    return body.first_tokens(first_token, times=2).tokens(generated=40)
+    return body.first_tokens(first_token, times=2).tokens(generated=40).finish(times=2)
 
 
 def test_idle_between_short_requests_is_not_busy_because_one_ran_at_each_scrape():
@@ -138,6 +138,18 @@ def test_idle_between_short_requests_is_not_busy_because_one_ran_at_each_scrape(
 
     assert running == pytest.approx({"busy": 10 * 0.42, "idle": 20 - 10 * 0.42, "unavailable": 0})
     assert dollars(pipeline)["busy"] == pytest.approx(10 * 0.42 + 0.4)
+
+
+def test_a_long_prefill_beside_short_requests_is_busy_throughout():
+    """It gives no output for 8 s; the two that come and go beside it in each 2 s were 0.42 s on their way to theirs.
+    But three run at each scrape, and two have finished at the next: one of the three has run all the time.
+    """
+    pipeline, body = Fed(DOLLAR_A_SECOND), Body().process().running(3)
+    for at in range(0, 10, 2):
+        pipeline.scrape(at, body)
+        short_requests(body)
+
+    assert dollars(pipeline) == pytest.approx({"busy": 8, "idle": 0, "unavailable": 0})
 
 
 def test_steps_whose_gaps_are_counted_later_are_busy():
