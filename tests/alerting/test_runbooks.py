@@ -50,6 +50,21 @@ def test_queries_name_what_we_export(parser: Parser) -> None:
             assert {name, f"{name}_total"} & set(known) or any(name in each for each in known), f"{path.stem}: {name}"
 
 
+def test_queries_tell_engines_of_a_fleet_apart() -> None:
+    """A fleet's engines have one pod, the sidecar's: what is grouped by pod is grouped by target too."""
+    for path in RUNBOOKS:
+        for labels in re.findall(r"by \(([^)]*\bpod\b[^)]*)\)", " ".join(QUERY.findall(path.read_text()))):
+            assert "target" in labels.split(", "), f"{path.stem}: {labels}"
+
+
+def test_misses_are_of_the_objective_that_burns() -> None:
+    """Gaps are hundreds of a request: misses of all objectives together are those of gaps."""
+    for slo in ("TTFT", "TPOT"):
+        text = (ALERTS / "runbooks" / f"VLLM{slo}BudgetBurn.md").read_text()
+        asked = re.findall(r"vllm_sidecar_slo_misses_total(\S*)\[", text)
+        assert asked == [f'{{slo="{slo.lower()}"}}']
+
+
 def test_other_runbooks_named_exist() -> None:
     """References between runbooks hold."""
     alerts = {rule.name for pack in build.PACKS for rule in load(pack) if rule.is_alert}
