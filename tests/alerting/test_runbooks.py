@@ -37,11 +37,11 @@ def test_first_commands_work_as_pasted(parser: Parser) -> None:
 
 def test_queries_name_what_we_export(parser: Parser) -> None:
     """No runbook sends anybody after a metric or label that does not exist."""
-    checker = Checker(parser, "fleet", load("fleet"))
-    known = {**checker.labels, "ALERTS": frozenset({"alertname"})}
+    fleet, raw = (Checker(parser, pack, load(pack)) for pack in ("fleet", "raw"))
+    known = {**raw.labels, **fleet.labels, "ALERTS": frozenset({"alertname"})}
     for path in RUNBOOKS:
         for query in QUERY.findall(path.read_text()):
-            faults = Walk(parser.parse(query), known, checker.counters).faults
+            faults = Walk(parser.parse(query), known, raw.counters | fleet.counters).faults
             wrong = [
                 fault for fault in faults if "ratio whose denominator" not in fault and "read without rate" not in fault
             ]
@@ -53,8 +53,16 @@ def test_queries_name_what_we_export(parser: Parser) -> None:
 def test_queries_tell_engines_of_a_fleet_apart() -> None:
     """A fleet's engines have one pod, the sidecar's: what is grouped by pod is grouped by target too."""
     for path in RUNBOOKS:
-        for labels in re.findall(r"by \(([^)]*\bpod\b[^)]*)\)", " ".join(QUERY.findall(path.read_text()))):
-            assert "target" in labels.split(", "), f"{path.stem}: {labels}"
+        for query in QUERY.findall(path.read_text()):
+            for labels in re.findall(r"by \(([^)]*\bpod\b[^)]*)\)", query):
+                assert "vllm:" in query or "target" in labels.split(", "), f"{path.stem}: {query}"
+
+
+def test_alerts_on_raw_series_have_a_query_that_answers() -> None:
+    """Where no sidecar runs, a runbook that both packs link to asks vLLM's own series too."""
+    for name in {rule.name for rule in load("raw") if rule.is_alert}:
+        queries = QUERY.findall((ALERTS / "runbooks" / f"{name}.md").read_text())
+        assert any("vllm:" in query or query.startswith("up{") for query in queries), name
 
 
 def test_misses_are_of_the_objective_that_burns() -> None:
