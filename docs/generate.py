@@ -38,8 +38,8 @@ sidecar's first good scrape of an engine, go on over its restarts, and never go 
 engine comes back with other buckets. What is not known is absent: no series, rather than 0 or NaN. Gauges of an engine
 go when the last good scrape is older than 10 s, its counters after an hour.
 
-Series of engines carry `target` too where there is more than one target. `window` is one of the setting `windows`.
-Signals of now, those without `window`, look at the last 15 s, or at 5 scrape intervals where that is longer.
+Series of engines carry `target` too where targets are listed or found, be it one. `window` is one of the setting
+`windows`. Signals of now, those without `window`, look at the last 15 s, or at 5 scrape intervals where that is longer.
 
 """
 SETTINGS_PREFACE = f"""# Settings

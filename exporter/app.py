@@ -142,8 +142,8 @@ class Sidecar:
     async def _lines(self) -> list[list[str]]:
         """The lines of every target, then of the sidecar, with pauses in which scrapes go on."""
         targets = list(self.targets)
-        # With targets that come and go the label must not come and go with them.
-        several = len(targets) > 1 or (self.config is not None and self.config.discovery.used)
+        # Where targets are listed or found, the label must not come and go with the second of them.
+        several = len(targets) > 1 or (self.config is not None and self.config.names_targets)
         found, views = [], []
         began, turn_seconds = time.monotonic(), SLICE_SECONDS
         for target in targets:

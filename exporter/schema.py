@@ -303,6 +303,11 @@ class Config(TargetConfig):
             return self.listen_address
         return f"127.0.0.1:{port + 1 if 0 < port < 65_535 else 0}"
 
+    @property
+    def names_targets(self) -> bool:
+        """Whether targets are listed or found, as for a fleet, be it of one."""
+        return bool(self.targets) or self.discovery.used
+
     def fixed_targets(self) -> tuple[TargetConfig, ...]:
         """The targets that do not come and go: those listed, or the one at url where no others are to be found.
 

@@ -290,3 +290,25 @@ async def test_only_the_leader_of_a_group_watches_its_engine(
         await sidecar.targets.stop()
     assert "vllm_sidecar_config_valid 1.0" in body
     assert ("vllm_sidecar_target_state{" in body) == watched
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"url": "http://127.0.0.1:9"}, False),
+        ({"targets": [{"url": "http://127.0.0.1:9"}]}, True),
+        ({"discovery": {"dns": [{"name": "localhost", "port": 9}]}, "targets": [{"url": "http://127.0.0.1:9"}]}, True),
+    ],
+    ids=["a sidecar's", "listed", "found"],
+)
+async def test_engines_of_a_fleet_carry_their_target_be_it_one(settings: dict[str, object], told: bool) -> None:
+    """Rules for a fleet go by it, and a shard may hold one target; a second one must not rename all series."""
+    sidecar = Sidecar()
+    sidecar.use(Config.model_validate({"scrape": {"interval_seconds": 60}, **settings}))
+    try:
+        observe(sidecar, Scraped(EXPOSITION, False, 0.01))
+        body, _ = await sidecar.render("", compressed=False)
+    finally:
+        await sidecar.targets.stop()
+    [running] = [line for line in body.decode().splitlines() if line.startswith("vllm_sidecar_running_requests{")]
+    assert ('target="127.0.0.1:9"' in running) == told
