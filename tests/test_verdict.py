@@ -58,6 +58,17 @@ def test_an_engine_without_requests_is_fine_and_idle():
     assert said(pipeline).sentence == "fine: idle"
 
 
+def test_a_cold_engine_is_one_that_serves():
+    """1,000 tokens written of 100,000 that fit. While nobody comes the rule would not fire."""
+    pipeline, body = fed()
+    body.own("vllm:cache_config_info", 1, engine="0", kv_cache_size_tokens=100_000).tokens(generated=1000)
+    run(pipeline, body, lambda _: None)
+    assert alerts(pipeline) == []
+    body.first_tokens(0.2).tokens(generated=10)
+    pipeline.scrape(22, body)
+    assert alerts(pipeline) == ["VLLMEngineCold"]
+
+
 def test_before_a_third_of_the_window_nothing_is_said_of_its_service():
     pipeline, _ = fed()
     assert said(pipeline).kind is Kind.MEASURING

@@ -104,8 +104,8 @@ def _pinned(_: TargetView, engine: EngineView) -> str | None:
 
 
 def _cold(_: TargetView, engine: EngineView) -> str | None:
-    warm = kv_cache.warmness(engine)
-    return f"warmness {warm:.0%}" if warm is not None and warm < COLD_RATIO else None
+    warm, serves = kv_cache.warmness(engine), bool(engine.minute.increase("arrivals"))
+    return f"warmness {warm:.0%}" if warm is not None and warm < COLD_RATIO and serves else None
 
 
 def _past_the_point(_: TargetView, engine: EngineView) -> str | None:
