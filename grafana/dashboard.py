@@ -12,10 +12,10 @@ TITLE_PREFIX = "vLLM sidecar"
 GPU_DASHBOARD = "https://grafana.com/grafana/dashboards/12239-nvidia-dcgm-exporter-dashboard/"
 
 ALERT_SERIES = (
-    'ALERTS{alertstate="firing", alertname=~"VLLM.+", '
+    'ALERTS{alertstate="firing", alertname=~"VLLM.+", alertname!="VLLMWatchdog", '
     'namespace=~"$namespace|", pod=~"$pod|", target=~"$target|", model_name=~"$model_name|"}'
 )
-"""Alerts of what is chosen; one that is about a whole model or namespace has no pod."""
+"""Alerts of what is chosen, but the one that always fires; one about a whole model or namespace has no pod."""
 
 
 ANNOTATED_OVER = "2m"

@@ -39,7 +39,9 @@ def dashboard() -> Dashboard:
 
 
 def _up() -> list[Panel]:
-    sidecar = 'job=~"$job", namespace=~"$namespace", pod=~"$pod", instance=~"$instance"'
+    up = 'up{job=~"$job", namespace=~"$namespace", pod=~"$pod", instance=~"$instance"}'
+    # Of all jobs of a Prometheus those that had a sidecar lately: one that is down shows nothing else of itself.
+    sidecars = f"({up} and on (job) count by (job) (present_over_time({series('config_valid')}[$__range])))"
     return [
         stat(
             "Targets by state",
@@ -66,8 +68,8 @@ def _up() -> list[Panel]:
         ),
         stat(
             "Sidecars down",
-            "Prometheus cannot scrape them; what they watch may well be up.",
-            Query(f"count(up{{{sidecar}}}) - sum(up{{{sidecar}}})"),
+            "Of jobs with a sidecar in the time shown. Prometheus cannot scrape them; what they watch may well be up.",
+            Query(f"count({sidecars}) - sum({sidecars})"),
             width=3,
             steps=((1, ORANGE),),
             alerts=("VLLMSidecarDown",),

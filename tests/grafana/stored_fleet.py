@@ -134,6 +134,8 @@ def _stored(replicas: tuple[Replica, ...], pipelines: list[Pipeline], at: int) -
     yield from _scraped(added, collect.families(watcher, named, several=True))
     gone = {"job": "vllm-sidecar", "namespace": "inference", "pod": "llama-4", "instance": "llama-4:9400"}
     yield Sample("up", gone, 0.0)
+    yield Sample("up", {"job": "node-exporter", "namespace": "monitoring", "instance": "10.0.0.9:9100"}, 0.0)
+    yield Sample("ALERTS", {"alertname": "VLLMWatchdog", "alertstate": "firing", "severity": "info"}, 1.0)
     yield Sample("DCGM_FI_DEV_GPU_UTIL", {"namespace": "inference", "pod": "llama-0", "gpu": "0"}, 87.0)
     if at >= BEGAN + 180:
         where = {"job": "vllm-sidecar", "namespace": "inference", "pod": "llama-1"}

@@ -238,7 +238,7 @@ def test_counters_are_rates(asked: Asked) -> None:
         assert counts == (inside in ("rate", "increase")), f"{selector.name} inside {inside or 'nothing'}"
     for part, _ in walk(expr):
         if isinstance(part, promql_parser.MatrixSelector):
-            allowed = {RATE_INTERVAL, RANGE} if asked.panel["type"] == "table" else {RATE_INTERVAL}
+            allowed = {RATE_INTERVAL, RANGE} if asked.target["instant"] else {RATE_INTERVAL}
             assert part.range.total_seconds() in allowed
 
 

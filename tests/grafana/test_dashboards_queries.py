@@ -126,6 +126,15 @@ def test_no_ratio_of_an_idle_engine(stored: Prometheus) -> None:
     assert set(values(over_time(stored, arrivals, pod="spare-0", job="vllm-sidecar"))) == {0.0}
 
 
+def test_what_is_down_and_firing_is_ours(stored: Prometheus) -> None:
+    """With nothing chosen: the one sidecar that is down, no other target of this Prometheus; not what always fires."""
+    asked = {one.title: one for one in queries("on-call")}
+    [down] = stored.instant(asked["Sidecars down"].expr(), ENDED)
+    assert float(down["value"][1]) == 1
+    firing = stored.instant(asked["Firing alerts"].expr(), ENDED)
+    assert {one["metric"]["alertname"] for one in firing} == {"VLLMPreemptions", "VLLMTTFTBudgetBurn"}
+
+
 def test_the_bill_adds_up_over_models(stored: Prometheus) -> None:
     """Four minutes of 8 targets at 2 dollars a GPU-hour, one of them with two engines, are 9 GPUs: 1.20 dollars."""
     spent = next(asked for asked in queries("economics") if asked.target["legendFormat"] == "Spent")
