@@ -3,7 +3,7 @@
 from grafana.alerts import threshold
 from grafana.dashboard import Dashboard
 from grafana.panels import GREEN, ORANGE, RED, Column, Panel, Query, Row, chart, stat, table
-from grafana.queries import TARGET, aggregate, by_model, increase, rate, ratio, series, total, worst
+from grafana.queries import RANGE, TARGET, aggregate, by_model, increase, rate, ratio, series, total, worst
 
 MODEL = "model_name"
 STATE_COLORS = {"busy": GREEN, "idle": ORANGE, "unavailable": RED}
@@ -167,10 +167,9 @@ def _over_time() -> list[Panel]:
 
 
 def _by_model() -> list[Panel]:
-    range_ = "$__range"
-    spent = total(MODEL, by_model(increase("gpu_cost_dollars_total", over=range_)))
-    output = total(MODEL, increase("generation_tokens_total", over=range_))
-    busy = total(MODEL, by_model(increase("gpu_cost_dollars_total", 'state="busy"', over=range_)))
+    spent = total(MODEL, by_model(increase("gpu_cost_dollars_total", over=RANGE), RANGE))
+    output = total(MODEL, increase("generation_tokens_total", over=RANGE))
+    busy = total(MODEL, by_model(increase("gpu_cost_dollars_total", 'state="busy"', over=RANGE), RANGE))
     dollars = total(MODEL, by_model(rate("gpu_cost_dollars_total")))
     return [
         table(
@@ -181,7 +180,7 @@ def _by_model() -> list[Panel]:
             Query(output, "Output tokens"),
             Query(f"1e6 * {ratio(spent, output)}", "$ per 1M output"),
             Query(f"1e6 * {ratio(busy, output)}", "$ per 1M, busy"),
-            Query(ratio(total(MODEL, increase("finished_requests_total", over=range_)), spent), "Requests per $"),
+            Query(ratio(total(MODEL, increase("finished_requests_total", over=RANGE)), spent), "Requests per $"),
             Query(aggregate("min", MODEL, by_model(series("gpu_hour_dollars"))), "GPU-hour from"),
             Query(worst(MODEL, by_model(series("gpu_hour_dollars"))), "GPU-hour to"),
             columns={

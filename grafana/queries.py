@@ -22,6 +22,7 @@ TARGET = "job, instance, target"
 """Labels that tell targets apart, whatever else Prometheus adds."""
 
 REPLICA = "namespace, $replica"
+RATE_INTERVAL, RANGE = "$__rate_interval", "$__range"
 NAME = re.compile(rf"\b{PREFIX}(\w+)")
 
 
@@ -64,15 +65,17 @@ def _selector(name: str, own: str) -> str:
     return f"{PREFIX}{name}{_matchers(SELECTED_BY[row.scope], own)}"
 
 
-def _chosen(name: str, expr: str) -> str:
+def _chosen(name: str, expr: str, over: str = RATE_INTERVAL) -> str:
     """A target's series carry no model: keep those of targets that serve a model chosen."""
     if metric(name).scope is not Scope.TARGET or name == "target_info":
         return expr
-    return f"({expr} and on ({TARGET}) {_info(of_model=True)})"
+    return f"({expr} and on ({TARGET}) {_info(over, of_model=True)})"
 
 
-def _info(*, of_model: bool) -> str:
-    return f"{PREFIX}target_info{_matchers((*SELECTED_BY[Scope.TARGET], *['model_name'] * of_model), '')}"
+def _info(over: str, own: str = "", *, of_model: bool = False) -> str:
+    """What a target is; over the whole range what it was, since one that is gone by its end has its part in sums."""
+    info = f"{PREFIX}target_info{_matchers((*SELECTED_BY[Scope.TARGET], *['model_name'] * of_model), own)}"
+    return f"last_over_time({info}[{RANGE}])" if over == RANGE else info
 
 
 def series(name: str, own: str = "") -> str:
@@ -85,14 +88,14 @@ def series(name: str, own: str = "") -> str:
     return _chosen(name, _selector(name, own))
 
 
-def rate(name: str, own: str = "", over: str = "$__rate_interval") -> str:
+def rate(name: str, own: str = "") -> str:
     """What the chosen series of a counter, or of a histogram's part, gain per second."""
-    return _chosen(name, f"rate({_selector(name, own)}[{over}])")
+    return _chosen(name, f"rate({_selector(name, own)}[{RATE_INTERVAL}])")
 
 
-def increase(name: str, own: str = "", over: str = "$__rate_interval") -> str:
+def increase(name: str, own: str = "", over: str = RATE_INTERVAL) -> str:
     """What they gained over a time."""
-    return _chosen(name, f"increase({_selector(name, own)}[{over}])")
+    return _chosen(name, f"increase({_selector(name, own)}[{over}])", over)
 
 
 def aggregate(operation: str, by: str, expr: str) -> str:
@@ -139,9 +142,13 @@ def or_zero(expr: str) -> str:
     return f"{expr} or 0 * sum({series('target_up')})"
 
 
-def by_model(expr: str) -> str:
+def by_model(expr: str, over: str = RATE_INTERVAL) -> str:
     """A target's values with the model's name; those of a target that serves several models are called ``several``."""
-    info = _info(of_model=False)
+    info = _info(over)
+    if over == RANGE:
+        # Before an engine has answered its target has no model.
+        named = _info(over, 'model_name!=""')
+        info = f"group by ({TARGET}, model_name) ({named} or on ({TARGET}) {info})"
     models = f"count by ({TARGET}) ({info})"
     one = f"group by ({TARGET}, model_name) ({info}) and on ({TARGET}) ({models} == 1)"
     several = f'label_replace(group by ({TARGET}) ({info}) and ({models} > 1), "model_name", "several", "", "")'

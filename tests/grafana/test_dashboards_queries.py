@@ -10,8 +10,9 @@ import pytest
 
 from grafana.render.ask import filled
 from tests.grafana.asked import Asked, dashboard, queries
-from tests.grafana.stored_fleet import BEGAN, ENDED, EVERY_SECONDS, REPLICAS, SECONDS
-from tests.prometheus import Prometheus, serving
+from tests.grafana.stored_fleet import BEGAN, ENDED, EVERY_SECONDS, LOOKBACK, REPLICAS, SECONDS
+from tests.programs import newer
+from tests.prometheus import Prometheus, blocks_of, serving
 from tests.recordings import BURST
 from tests.sidecar import ENVIRONMENT, eventually, free_port, sidecar
 
@@ -144,6 +145,35 @@ def test_the_bill_adds_up_over_models(stored: Prometheus) -> None:
     assert {one["metric"]["model_name"] for one in found} == {"llama", "qwen", "spare", "several"}
     assert len(REPLICAS) == 8
     assert bill == pytest.approx(9 * 2.0 * 240 / 3600, rel=0.02)
+
+
+def test_pods_that_are_gone_have_their_part_in_the_bill(tmp_path: Path) -> None:
+    """Two pods at a cent and a hundred tokens a second each, 100 dollars a million tokens, one gone after half of the
+    time and one loading at first: what they cost is in the sum as their tokens are.
+    """
+    lines = []
+    for pod, loaded, gone in (("a", 60, 300), ("b", 0, 150)):
+        own = f'job="vllm-sidecar",instance="{pod}:10077",pod="{pod}"'
+        for at in range(0, gone + 1, EVERY_SECONDS):
+            model = "llama" if at >= loaded else ""
+            target = f'{own},target="localhost:8000"'
+            lines += [
+                f'vllm_sidecar_target_info{{{target},model_name="{model}",role="both"}} 1 {BEGAN + at}',
+                f'vllm_sidecar_gpu_cost_dollars_total{{{target},state="busy"}} {at / 100} {BEGAN + at}',
+                f'vllm_sidecar_generation_tokens_total{{{own},model_name="llama",engine="0"}} {at * 100} {BEGAN + at}',
+            ]
+    text = tmp_path / "gone.om"
+    text.write_text("\n".join([*lines, "# EOF", ""]))
+    found = {}
+    blocks = blocks_of(text, tmp_path / "blocks")
+    with serving(tmp_path, program=newer("prometheus"), blocks=blocks, flags=LOOKBACK) as prometheus:
+        for asked in queries("economics"):
+            if asked.title == "Cost by model, in the time chosen":
+                found[asked.target["legendFormat"]] = prometheus.instant(asked.expr(range_seconds=SECONDS), ENDED)
+    [spent], [price] = found["Spent"], found["$ per 1M output"]
+    assert spent["metric"] == {"model_name": "llama"}
+    assert float(spent["value"][1]) == pytest.approx(4.5, rel=0.1)
+    assert float(price["value"][1]) == pytest.approx(100)
 
 
 def test_worst_replica_of_a_fleet(stored: Prometheus) -> None:
