@@ -126,8 +126,9 @@ def _part(of: str) -> str:
 
 
 def _queue_or_batch() -> list[Panel]:
-    missed = ratio(total("slo", rate("slo_misses_total")), total("slo", rate("slo_events_total")))
-    allowed = aggregate("max", "slo", f"1 - {series('slo_objective_ratio')}")
+    promise = f"{MODEL}, slo"
+    missed = ratio(total(promise, rate("slo_misses_total")), total(promise, rate("slo_events_total")))
+    allowed = aggregate("min", promise, f"1 - {series('slo_objective_ratio')}")
     return [
         chart(
             "Engines past their objective, by cause",
@@ -151,7 +152,7 @@ def _queue_or_batch() -> list[Panel]:
             "Error budget burn",
             "Share of requests (of gaps, for itl) past the threshold, over the share allowed. At 1 the budget lasts "
             "exactly its period.",
-            Query(f"{missed} / {allowed}", "{{slo}}"),
+            Query(f"{missed} / {allowed}", "{{slo}} {{model_name}}"),
             steps=((threshold("burn_1_factor"), RED),),
             alerts=("VLLMTTFTBudgetBurn", "VLLMTPOTBudgetBurn"),
         ),

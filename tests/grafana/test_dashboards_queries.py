@@ -1,8 +1,10 @@
 """Every query of every panel on a real Prometheus that holds what the exporter makes of a real engine's recordings."""
 
+import contextlib
 import math
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +149,36 @@ def test_the_bill_adds_up_over_models(stored: Prometheus) -> None:
     assert bill == pytest.approx(9 * 2.0 * 240 / 3600, rel=0.02)
 
 
+@contextlib.contextmanager
+def storing(directory: Path, lines: list[str]) -> Iterator[Prometheus]:
+    """A Prometheus over these samples, with times."""
+    text = directory / "samples.om"
+    text.write_text("\n".join([*lines, "# EOF", ""]))
+    blocks = blocks_of(text, directory / "blocks")
+    with serving(directory, program=newer("prometheus"), blocks=blocks, flags=LOOKBACK) as prometheus:
+        yield prometheus
+
+
+def test_each_model_burns_a_budget_of_its_own(tmp_path: Path) -> None:
+    """All of one model's requests miss, 100 times the 1 % allowed; of the other's, 99 times as many, none does."""
+    lines = []
+    for model, rate, missed in (("small", 1, 1), ("large", 99, 0)):
+        own = f'job="vllm-sidecar",instance="{model}:10077",model_name="{model}",engine="0",slo="ttft"'
+        for at in range(0, SECONDS + 1, EVERY_SECONDS):
+            lines += [
+                f"vllm_sidecar_slo_objective_ratio{{{own}}} 0.99 {BEGAN + at}",
+                f'vllm_sidecar_slo_events_total{{{own},threshold="1"}} {at * rate} {BEGAN + at}',
+                f'vllm_sidecar_slo_misses_total{{{own},threshold="1"}} {at * rate * missed} {BEGAN + at}',
+            ]
+    burn = next(asked for asked in queries("on-call") if asked.title == "Error budget burn")
+    with storing(tmp_path, lines) as prometheus:
+        found = prometheus.instant(burn.expr(), ENDED)
+    assert {one["metric"]["model_name"]: float(one["value"][1]) for one in found} == {
+        "small": pytest.approx(100),
+        "large": 0,
+    }
+
+
 def test_pods_that_are_gone_have_their_part_in_the_bill(tmp_path: Path) -> None:
     """Two pods at a cent and a hundred tokens a second each, 100 dollars a million tokens, one gone after half of the
     time and one loading at first: what they cost is in the sum as their tokens are.
@@ -162,11 +194,8 @@ def test_pods_that_are_gone_have_their_part_in_the_bill(tmp_path: Path) -> None:
                 f'vllm_sidecar_gpu_cost_dollars_total{{{target},state="busy"}} {at / 100} {BEGAN + at}',
                 f'vllm_sidecar_generation_tokens_total{{{own},model_name="llama",engine="0"}} {at * 100} {BEGAN + at}',
             ]
-    text = tmp_path / "gone.om"
-    text.write_text("\n".join([*lines, "# EOF", ""]))
     found = {}
-    blocks = blocks_of(text, tmp_path / "blocks")
-    with serving(tmp_path, program=newer("prometheus"), blocks=blocks, flags=LOOKBACK) as prometheus:
+    with storing(tmp_path, lines) as prometheus:
         for asked in queries("economics"):
             if asked.title == "Cost by model, in the time chosen":
                 found[asked.target["legendFormat"]] = prometheus.instant(asked.expr(range_seconds=SECONDS), ENDED)
