@@ -5,6 +5,7 @@ from grafana.dashboard import ALERT_SERIES, Dashboard
 from grafana.panels import BLUE, GREEN, ORANGE, PURPLE, RED, Column, Panel, Query, Row, chart, stat, table
 from grafana.queries import (
     aggregate,
+    by_model,
     increase,
     or_zero,
     quantile,
@@ -243,7 +244,8 @@ def _cache() -> list[Panel]:
 
 
 def _lost() -> list[Panel]:
-    abandoned = total("", rate("abandoned_requests_total"))
+    abandoned = total(MODEL, by_model(rate("abandoned_requests_total")))
+    offered = total(MODEL, by_model(rate("offered_requests_total")))
     per_minute = "60 * "
     return [
         chart(
@@ -269,7 +271,7 @@ def _lost() -> list[Panel]:
             "Abandoned requests",
             "Clients that left before their answer was complete, of all requests offered. vLLM logs them as 200, and "
             "no latency series holds them.",
-            Query(f"clamp_max({ratio(abandoned, total('', rate('offered_requests_total')))}, 1)", "share of requests"),
+            Query(f"clamp_max({ratio(abandoned, offered)}, 1)", "{{model_name}}"),
             unit="percentunit",
             ceiling=1,
             steps=((threshold("abandoned_ratio"), RED),),
