@@ -121,6 +121,7 @@ class Target:
                 log.exception("a scrape failed inside the sidecar", extra={"fields": {"target": self.config.label}})
             fault = Failure(Reason.PARSE, "the sidecar failed")
             self.pipeline.observe(fault, at=time.monotonic(), unix=time.time())
+            self.version += 1
 
     async def _tick(self) -> None:
         now = self._scraper.config

@@ -179,11 +179,16 @@ async def test_punctual_as_long_as_a_hanging_engine_allows(
 
 
 async def test_a_fault_of_ours_is_a_failed_scrape(caplog: pytest.LogCaptureFixture) -> None:
-    """The target is not left up, the watch goes on, and the fault is logged once."""
+    """The target is not left up, nor exported as such, the watch goes on, and the fault is logged once."""
     async with serving(lambda _: response()) as engine:
-        target = target_at(engine.url)
+        target = target_at(engine.url, name="a")
+
+        def exported() -> str:
+            return "".join(target.text(target.view(), (), several=False))
+
         await target._tick_safely()
         assert target.view().up is True
+        assert 'vllm_sidecar_target_up{target="a"} 1.0\n' in exported()
 
         class Broken:
             config = target.config
@@ -195,6 +200,8 @@ async def test_a_fault_of_ours_is_a_failed_scrape(caplog: pytest.LogCaptureFixtu
         for _ in range(5):
             await target._tick_safely()
         assert (target.view().up, target.view().state) == (False, State.LOST)
+        assert 'vllm_sidecar_target_up{target="a"} 0.0\n' in exported()
+        assert 'vllm_sidecar_scrape_failures_total{reason="parse",target="a"} 5.0\n' in exported()
         target._scraper = good
         await target._tick_safely()
         assert target.view().up is True
