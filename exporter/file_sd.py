@@ -101,10 +101,9 @@ class Files:
         """The targets of all files, and what is wrong with the first that is wrong."""
         several = "*" in self._pattern.name
         paths = sorted(self._pattern.parent.glob(self._pattern.name)) if several else [self._pattern]
-        for path in self._stamps.keys() - set(paths):
-            del self._stamps[path]
-            self._found.pop(path, None)
-            self._problems.pop(path, None)
+        for known in (self._stamps, self._found, self._problems):
+            for path in known.keys() - set(paths):
+                del known[path]
         self.missing = False
         for path in paths:
             await self._read(path, config)

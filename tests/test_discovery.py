@@ -112,6 +112,18 @@ async def test_files_are_read_again_on_change_and_keep_the_last_good_targets(tmp
     assert [target.label for target in discovery.targets()] == ["10.0.0.2:8000"]
 
 
+async def test_a_file_that_could_not_be_read_is_forgotten_when_it_goes(tmp_path: Path) -> None:
+    """Such as a link that leads nowhere while a volume is written: once it is gone nothing is wrong with the source."""
+    (tmp_path / "a.json").write_text(json.dumps([group("10.0.0.1:8000")]))
+    (tmp_path / "b.json").symlink_to(tmp_path / "nothing")
+    discovery, _ = await found(settings(file_sd=[tmp_path / "*.json"]))
+    assert not discovery.views()[0].valid
+    (tmp_path / "b.json").unlink()
+    await discovery.refresh(1.0)
+    assert discovery.views()[0].valid
+    assert [target.label for target in discovery.targets()] == ["10.0.0.1:8000"]
+
+
 async def test_a_pipe_among_the_files_holds_up_nobody(tmp_path: Path) -> None:
     """It would be waited for in one of the two threads that also compress what Prometheus reads."""
     os.mkfifo(tmp_path / "a.json")
