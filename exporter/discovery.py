@@ -104,6 +104,8 @@ class Discovery:
         if kept is not None:
             source.found, source.problem, source.asked = kept.found, kept.problem, kept.asked
             source.good_unix_seconds = kept.good_unix_seconds
+            if isinstance(source.ask, Files) and isinstance(kept.ask, Files):
+                source.ask.found = dict(kept.ask.found)
         self._sources[source.name] = source
 
     async def refresh(self, now: float) -> bool:

@@ -88,12 +88,17 @@ def _settings(labels: dict[str, str], where: str, config: Config) -> dict[str, A
 
 
 class Files:
-    """The files of one pattern. Each is read again when it changes, and keeps its last good targets when invalid."""
+    """The files of one pattern. Each is read again when it changes, and keeps its last good targets when invalid.
+
+    Attributes:
+        found: the last good targets by file.
+        missing: whether a file was not there when last asked.
+    """
 
     def __init__(self, pattern: Path) -> None:
         self._pattern = pattern
         self._stamps: dict[Path, object] = {}
-        self._found: dict[Path, list[TargetConfig]] = {}
+        self.found: dict[Path, list[TargetConfig]] = {}
         self._problems: dict[Path, str] = {}
         self.missing = False
 
@@ -101,13 +106,13 @@ class Files:
         """The targets of all files, and what is wrong with the first that is wrong."""
         several = "*" in self._pattern.name
         paths = sorted(self._pattern.parent.glob(self._pattern.name)) if several else [self._pattern]
-        for known in (self._stamps, self._found, self._problems):
+        for known in (self._stamps, self.found, self._problems):
             for path in known.keys() - set(paths):
                 del known[path]
         self.missing = False
         for path in paths:
             await self._read(path, config)
-        found = [target for path in paths for target in self._found.get(path, ())]
+        found = [target for path in paths for target in self.found.get(path, ())]
         return Answer(found, next(iter(self._problems.values()), None))
 
     async def _read(self, path: Path, config: Config) -> None:
@@ -115,7 +120,7 @@ class Files:
             stamp = file_version(path)
             if self._stamps.get(path) == stamp:
                 return
-            self._found[path] = await aside(lambda: parse_file_sd(read_file(path, MAX_BYTES), config))
+            self.found[path] = await aside(lambda: parse_file_sd(read_file(path, MAX_BYTES), config))
         except OSError as error:
             self.missing = self.missing or isinstance(error, FileNotFoundError)
             self._stamps.pop(path, None)

@@ -112,6 +112,26 @@ async def test_files_are_read_again_on_change_and_keep_the_last_good_targets(tmp
     assert [target.label for target in discovery.targets()] == ["10.0.0.2:8000"]
 
 
+@pytest.mark.parametrize("harm", ["invalid", "gone"])
+async def test_new_settings_keep_the_last_good_targets_of_a_file_that_cannot_be_read(tmp_path: Path, harm: str) -> None:
+    """All files are read again for them, and what one named stays until it can be; then the new settings hold."""
+    path = tmp_path / "a.json"
+    good = json.dumps([group("10.0.0.1:8000")])
+    path.write_text(good)
+    discovery, _ = await found(settings(file_sd=[path]))
+    if harm == "gone":
+        path.unlink()
+    else:
+        path.write_text(good[:-1])
+    discovery.use(settings(file_sd=[path]).model_copy(update={"gpu_hour_dollars": 3.0}))
+    await discovery.refresh(1.0)
+    assert [(target.label, target.gpu_hour_dollars) for target in discovery.targets()] == [("10.0.0.1:8000", 2.5)]
+    assert not discovery.views()[0].valid
+    path.write_text(good)
+    await discovery.refresh(2.0)
+    assert [(target.label, target.gpu_hour_dollars) for target in discovery.targets()] == [("10.0.0.1:8000", 3.0)]
+
+
 async def test_a_file_that_could_not_be_read_is_forgotten_when_it_goes(tmp_path: Path) -> None:
     """Such as a link that leads nowhere while a volume is written: once it is gone nothing is wrong with the source."""
     (tmp_path / "a.json").write_text(json.dumps([group("10.0.0.1:8000")]))
