@@ -281,12 +281,17 @@ class Config(TargetConfig):
 
     @model_validator(mode="after")
     def _distinct(self) -> Self:
-        for position, one in enumerate(self.targets):
-            for other in self.targets[:position]:
-                if one.label == other.label:
-                    raise ValueError(f"two targets are called {one.label}; give them a name each")
+        labels: set[str] = set()
+        by_address: dict[object, list[TargetConfig]] = {}
+        for one in self.targets:
+            if one.label in labels:
+                raise ValueError(f"two targets are called {one.label}; give them a name each")
+            labels.add(one.label)
+            beside = by_address.setdefault(one.address, [])
+            for other in beside:
                 if overlap(one, other):
                     raise ValueError(f"targets {other.label} and {one.label} overlap: the same engines of {one.url}")
+            beside.append(one)
         return self
 
     def options(self) -> Options:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from exporter.app import Sidecar
-from exporter.schema import Config
+from exporter.schema import Config, TargetConfig
 from exporter.serve import Reloader
 from exporter.settings import ENV_PREFIX, BadSettingsError, load
 
@@ -70,6 +70,20 @@ def test_several_targets_by_environment(monkeypatch: pytest.MonkeyPatch) -> None
     one, two = load().all_targets()
     assert (one.label, one.gpu_hour_dollars) == ("a:1", 2.0)
     assert (two.label, two.gpu_hour_dollars, two.engines) == ("b:1", 3.0, ("0",))
+
+
+def test_targets_at_different_addresses_are_not_compared_with_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 500 there would be 124,750 pairs, in which a reload held up scraping for seconds."""
+    compared: list[tuple[str, str]] = []
+
+    def overlap(one: TargetConfig, other: TargetConfig) -> bool:
+        compared.append((one.url, other.url))
+        return False
+
+    monkeypatch.setattr("exporter.schema.overlap", overlap)
+    beside = {"url": "http://a:1", "name": "beside", "engines": [1]}
+    Config.model_validate({"targets": [*({"url": f"http://a:{port}"} for port in range(1, 501)), beside]})
+    assert compared == [("http://a:1", "http://a:1")]
 
 
 NO_SUCH = "/nonexistent/file"
