@@ -40,10 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Until a server takes over; as PID 1 a process without a handler would not be ended at all.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        if arguments and arguments[0] in LAB:
-            return _lab(arguments[0], arguments[1:])
-        options = _parsed(arguments)
-        return int(options.run(options))
+        return _run(arguments)
     except BadSettingsError as error:
         print(f"vllm-sidecar: {error}", file=sys.stderr)
         return BAD
@@ -57,6 +54,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             return OK
         print(f"vllm-sidecar: cannot write: {error.strerror}", file=sys.stderr)
         return BAD
+
+
+def _run(arguments: list[str]) -> int:
+    if arguments and arguments[0] in LAB:
+        code = _lab(arguments[0], arguments[1:])
+    else:
+        options = _parsed(arguments)
+        code = int(options.run(options))
+    print(end="", flush=True)  # at the exit nobody could be told that what is buffered cannot be written
+    return code
 
 
 class _Parser(argparse.ArgumentParser):

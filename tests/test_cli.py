@@ -206,12 +206,18 @@ def test_replay_to_a_reader_that_leaves(log: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "unix_seconds,metric,labels,value\n", "")
 
 
-def test_replay_onto_a_full_disk(log: Path) -> None:
-    """One line and exit code 2, though the reader of a pipe is left quietly."""
+@pytest.mark.parametrize("command", [["replay", "--loop", "100"], ["replay"]], ids=["much", "little"])
+def test_replay_onto_a_full_disk(log: Path, command: list[str]) -> None:
+    """One line and exit code 2, though the reader of a pipe is left quietly; also where all of it was buffered."""
     with Path("/dev/full").open("w") as full:
-        command = [sys.executable, "-m", "exporter", "replay", "--loop", "100", log]
         done = subprocess.run(
-            command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60, env=ENVIRONMENT
+            [sys.executable, "-m", "exporter", *command, log],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=60,
+            env={name: value for name, value in ENVIRONMENT.items() if name != "PYTHONUNBUFFERED"},
         )
     assert (done.returncode, done.stderr) == (2, "vllm-sidecar: cannot write: No space left on device\n")
 
