@@ -15,7 +15,7 @@ from exporter import playback
 from exporter.app import Sidecar, create_app
 from exporter.http_server import bind, server_of
 from exporter.recording import read_log
-from exporter.schema import Config
+from exporter.schema import Config, Discovery, Scrape
 from exporter.signals import cost, decode, kv_cache, latency, preemption, queue, traffic
 from exporter.signals.view import EngineView, TargetView
 
@@ -70,10 +70,11 @@ async def run(
 
 
 def _watching(config: Config, engine: Engine) -> Config:
+    """The settings, without what they say of where other engines are and of how those are scraped."""
     price = GPU_HOUR_DOLLARS if config.gpu_hour_dollars is None else config.gpu_hour_dollars
-    scrape = config.scrape.model_copy(update={"interval_seconds": 1.0})
-    shown = {"url": engine.url, "name": "demo", "targets": (), "gpu_hour_dollars": price, "scrape": scrape}
-    return config.model_copy(update=shown)
+    elsewhere = {"targets": (), "discovery": Discovery(), "worker_index": None, "engines": ()}
+    shown = {"url": engine.url, "name": "demo", "gpu_hour_dollars": price, "scrape": Scrape(interval_seconds=1.0)}
+    return config.model_copy(update=elsewhere | shown)
 
 
 def _show(view: TargetView, drawn: int) -> int:

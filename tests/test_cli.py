@@ -351,15 +351,22 @@ def _answered(path: Path) -> bool:
     return isinstance(next(recording.read_log(path)).outcome, Scraped)
 
 
-def test_demo_shows_signals_of_a_real_engine() -> None:
-    """For two seconds: the state and the main signals, in lines where there is no terminal."""
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"DISCOVERY": '{"file_sd": ["/nonexistent"]}', "WORKER_INDEX": "1", "ENGINES": '["7"]', "SCRAPE__PATH": "/x"}],
+    ids=["none", "of a fleet"],
+)
+def test_demo_shows_signals_of_a_real_engine(settings: dict[str, str]) -> None:
+    """For two seconds: the state and the main signals, in lines where there is no terminal; of its own engine, whatever
+    is set of others.
+    """
     done = subprocess.run(
         [sys.executable, "-m", "exporter", "--web.listen-address=127.0.0.1:0", "demo", "--seconds=3"],
         capture_output=True,
         text=True,
         check=False,
         timeout=60,
-        env=ENVIRONMENT,
+        env=ENVIRONMENT | {f"VLLM_SIDECAR_{name}": value for name, value in settings.items()},
     )
     assert done.returncode == 0, done.stderr
     assert "(the page)" in done.stdout
