@@ -53,7 +53,7 @@ async def run(
     async with engine_of as engine:
         sidecar.use(_watching(config, engine))
         going_on = asyncio.create_task(sidecar.keep_up())
-        port = config.listen_address.rpartition(":")[2]
+        port = listening.getsockname()[1]
         print(f"{engine.what} serves at {engine.url}/metrics; the sidecar reads it:")
         print(f"  http://localhost:{port} (the page)   http://localhost:{port}/metrics   (Ctrl-C ends)\n")
         ends = math.inf if seconds is None else time.monotonic() + seconds
