@@ -70,7 +70,8 @@ class Transport(httpx.AsyncBaseTransport):
         if not secure:
             _, connection = await loop.create_connection(_Connection, sock=dialled)
             return connection
-        name = request.extensions.get("sni_hostname", host)
+        # A dot at the end says that a name is whole, and is no part of it in certificates (RFC 6066, section 3).
+        name = request.extensions.get("sni_hostname", host).removesuffix(".")
         try:
             _, connection = await loop.create_connection(
                 _Connection, sock=dialled, ssl=self._context, server_hostname=name
