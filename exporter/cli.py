@@ -12,7 +12,7 @@ import platform
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,7 +25,7 @@ OK, BAD = 0, 2
 
 ENDING = {"record", "replay", "check", "demo", "--config.check"}
 """Arguments that make a run which ends by itself, whether or not the sidecar is never to exit."""
-KEPT = ("--web.listen-address=", "--web.config.file=")
+KEPT = ("--web.listen-address", "--web.page-address", "--web.config.file")
 """What holds of arguments of which another is wrong: who is told of it reads it where, and as, they are used to."""
 LAB = {
     "simulate": "serve a simulated vLLM engine",
@@ -83,10 +83,18 @@ def _parsed(arguments: list[str]) -> argparse.Namespace:
     except BadSettingsError as error:
         if not _never_exit("--never-exit" in arguments) or ENDING & set(arguments):
             raise
-        options = parser.parse_args([each for each in arguments if each.startswith(KEPT)])
+        options = parser.parse_args(list(_kept(arguments)))
         options.wrong = str(error)
         options.never_exit = True
         return options
+
+
+def _kept(arguments: list[str]) -> Iterator[str]:
+    """Arguments that hold though another is wrong, each in one piece: a value may stand behind its name or after it."""
+    for one, following in zip(arguments, [*arguments[1:], "--"], strict=True):
+        name, equals, _ = one.partition("=")
+        if name in KEPT and (equals or not following.startswith("-")):
+            yield one if equals else f"{one}={following}"
 
 
 def _never_exit(flag: bool) -> bool:
@@ -243,14 +251,17 @@ def _listen(address: str) -> socket.socket:
 
 
 def _fallback(options: argparse.Namespace) -> Config:
-    """What to serve with while no settings are valid: the address asked for, if it is one."""
-    for address in (options.listen_address, os.environ.get(f"{ENV_PREFIX}LISTEN_ADDRESS")):
-        try:
+    """What to serve with while no settings are valid: the addresses asked for, if they are such."""
+    addresses = {name: _address(name, options) for name in ("listen_address", "page_address")}
+    return Config.model_validate({name: address for name, address in addresses.items() if address is not None})
+
+
+def _address(name: str, options: argparse.Namespace) -> str | None:
+    for address in (getattr(options, name), os.environ.get(f"{ENV_PREFIX}{name.upper()}")):
+        with contextlib.suppress(ValueError):
             split_address(address or "")
-        except ValueError:
-            continue
-        return Config(listen_address=address)
-    return Config()
+            return str(address)
+    return None
 
 
 def _record(options: argparse.Namespace) -> int:

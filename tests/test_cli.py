@@ -279,6 +279,19 @@ def test_never_exit_lets_nobody_in_whom_the_settings_keep_out(tmp_path: Path, by
         assert status("/api/v1/config") == 401
 
 
+@pytest.mark.parametrize("spelling", ["{}={}", "{} {}"])
+def test_never_exit_keeps_the_addresses_and_users_of_wrong_arguments(tmp_path: Path, spelling: str) -> None:
+    """Whether a value stands behind its name or after it: nobody is let in, and nothing is served elsewhere."""
+    web, page = tmp_path / "web.yaml", f"127.0.0.1:{free_port()}"
+    web.write_text(f"basic_auth_users: {{ann: {bcrypt.hashpw(b'secret', bcrypt.gensalt(4)).decode()}}}")
+    flags = {"--web.page-address": page, "--web.config.file": web}
+    arguments = [word for name, value in flags.items() for word in spelling.format(name, value).split()]
+    with sidecar("--never-exit", "--bogus", *arguments) as served:
+        assert httpx.get(f"{served.url}/metrics").status_code == 401
+        assert httpx.get(f"http://{page}/").status_code == 401
+        assert httpx.get(f"http://{page}/", auth=("ann", "secret")).status_code == 200
+
+
 def test_never_exit_waits_for_its_port(unused_tcp_port: int) -> None:
     """While somebody else has it: one line, no crash, and it ends when told to."""
     with (
