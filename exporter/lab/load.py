@@ -16,6 +16,7 @@ import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from exporter.lab.arguments import refuse_infinite
 from exporter.lab.arrivals import Arrival, Pattern, arrivals, read_trace
 from exporter.lab.client import Outcome, Prompts, Target, send, tracing
 from exporter.lab.load_picture import draw
@@ -133,6 +134,7 @@ def check(arguments: argparse.Namespace) -> Pattern:
     Raises:
         ValueError: it does not.
     """
+    refuse_infinite(arguments)
     window = tuple(arguments.burst_window) if arguments.burst_window else None
     pattern = Pattern(
         arguments.rate, arguments.burst_rate, arguments.base_dwell, arguments.burst_dwell, window, arguments.cv

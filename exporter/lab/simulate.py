@@ -13,6 +13,7 @@ import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
+from exporter.lab.arguments import refuse_infinite
 from exporter.lab.faults import Faults, control_app
 from exporter.lab.http_app import create_app
 from exporter.lab.profiles import PROFILES, Profile, Speculation
@@ -159,6 +160,10 @@ def read_layout(arguments: argparse.Namespace) -> Layout:
     Raises:
         ValueError: it makes no sense.
     """
+    refuse_infinite(arguments)
+    for port in (arguments.port, arguments.control_port):
+        if not 0 <= port <= 65_535:
+            raise ValueError(f"a port lies between 0 and 65535, so {port} is none")
     fields = (
         *("max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold", "max_model_len", "kv_tokens"),
         *("block_size", "weight_read_seconds", "positions_per_second", "overhead_seconds", "prefix_caching"),

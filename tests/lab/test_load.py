@@ -309,6 +309,9 @@ async def test_a_sweep_stops_at_the_frontier(tmp_path: Path, capsys: pytest.Capt
     [
         (["--rate", "0"], "the rate must be above 0, not 0"),
         (["--cv", "0"], "the coefficient of variation must be above 0, not 0"),
+        (["--rate", "nan"], "--rate must be a finite number, not nan"),
+        (["--seconds", "inf"], "--seconds must be a finite number, not inf"),
+        (["--sweep", "1", "inf", "1"], "--sweep must be a finite number, not inf"),
         (["--seconds", "-1"], "--seconds must be above 0, not -1"),
         (["--slo-ttft", "0"], "--slo-ttft must be above 0, not 0"),
         (["--slo-share", "2"], "--slo-share is a share from 0 to 1, not 2"),

@@ -368,6 +368,8 @@ def test_arguments_that_make_no_sense_end_in_one_line(capsys: pytest.CaptureFixt
     for argv, message in (
         (["--max-num-batched-tokens", "8"], "max_num_batched_tokens 8 is below one block of 16 tokens"),
         (["--positions-per-second", "0"], "positions_per_second must be above 0, not 0.0"),
+        (["--weight-read-seconds", "nan"], "--weight-read-seconds must be a finite number, not nan"),
+        (["--port", "0", "--control-port", "65536"], "a port lies between 0 and 65535, so 65536 is none"),
         (["--engines", "0"], "there is at least one engine and one API server"),
         (["--model", "a", "--model", "a"], "models need names, each its own"),
         (["--speculate", "4", "--acceptance", "2"], "acceptance is a ratio from 0 to 1, not 2.0"),
