@@ -206,18 +206,27 @@ def test_replay_to_a_reader_that_leaves(log: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "unix_seconds,metric,labels,value\n", "")
 
 
-@pytest.mark.parametrize("command", [["replay", "--loop", "100"], ["replay"]], ids=["much", "little"])
-def test_replay_onto_a_full_disk(log: Path, command: list[str]) -> None:
+PLAN = "plan --gpu=h100-sxm --gpus=4 --params=70B --layers=80 --kv-heads=8 --head-dim=128 --rate=2 --mix=1:500:200"
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["replay --loop 100 {log}", "replay {log}", PLAN, f"{PLAN} --json"],
+    ids=["much", "little", "plan", "json"],
+)
+@pytest.mark.parametrize("buffered", [True, False])
+def test_output_onto_a_full_disk(log: Path, command: str, *, buffered: bool) -> None:
     """One line and exit code 2, though the reader of a pipe is left quietly; also where all of it was buffered."""
+    environment = {name: value for name, value in ENVIRONMENT.items() if name != "PYTHONUNBUFFERED"}
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "exporter", *command, log],
+            [sys.executable, "-m", "exporter", *command.format(log=log).split()],
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
             check=False,
             timeout=60,
-            env={name: value for name, value in ENVIRONMENT.items() if name != "PYTHONUNBUFFERED"},
+            env=environment if buffered else environment | {"PYTHONUNBUFFERED": "1"},
         )
     assert (done.returncode, done.stderr) == (2, "vllm-sidecar: cannot write: No space left on device\n")
 

@@ -54,6 +54,8 @@ def main(argv: list[str]) -> int:
     except ModuleNotFoundError as error:
         return _refuse(f"{error.name} is not installed: pip install 'vllm-sidecar[lab]'")
     except OSError as error:
+        if error.filename is None:  # what we write to, which is not ours to tell of
+            raise
         return _refuse(f"{error.filename}: {error.strerror}")
     except ValueError as error:
         return _refuse(str(error))
