@@ -57,6 +57,7 @@ class Target:
         self._ticked_at = time.monotonic()
         self._shown: object = None
         self._fault: str | None = None
+        self._unfit: dict[str, float | None] = {}
 
     @property
     def config(self) -> TargetConfig:
@@ -157,11 +158,15 @@ class Target:
             self._log_unfit()
 
     def _log_unfit(self) -> None:
-        """Say which objectives cannot be counted: their thresholds lie below the first bucket's edge."""
-        unfit = {each for engine in self.view().engines for each in slo.unfit(engine)}
-        for each in sorted(unfit):
-            fields = {"target": self.config.label, "slo": each}
-            log.warning("objective below the first bucket edge cannot be counted", extra={"fields": fields})
+        """Say, once each, which objectives cannot be counted: their thresholds lie below the first bucket's edge."""
+        before = self._unfit
+        self._unfit = {
+            each: slo.threshold_of(engine, each) for engine in self.view().engines for each in slo.unfit(engine)
+        }
+        for each in sorted(self._unfit):
+            if before.get(each) != self._unfit[each]:
+                fields = {"target": self.config.label, "slo": each}
+                log.warning("objective below the first bucket edge cannot be counted", extra={"fields": fields})
 
 
 def _unreachable(failure: Failure | None) -> bool:

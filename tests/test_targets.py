@@ -95,6 +95,24 @@ async def test_one_log_line_a_change_and_none_a_scrape(caplog: pytest.LogCapture
     ]
 
 
+async def test_an_objective_that_cannot_be_counted_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Not at each reload, nor each time another target comes or goes; again where its threshold is another."""
+    buckets = b"".join(
+        b'vllm:time_to_first_token_seconds_bucket{engine="0",le="%b",model_name="tiny"} 3.0\n' % edge
+        for edge in (b"5.0", b"+Inf")
+    )
+    async with serving(lambda _: response(EXPOSITION + buckets)) as engine:
+        target = target_at(engine.url)
+        for ttft_seconds in (2.5, 2.5, 2.5, 3.0, 6.0, 3.0):
+            target.configure(
+                TargetConfig.model_validate({"url": engine.url, "slo": {"ttft_seconds": ttft_seconds}}), OPTIONS
+            )
+            await target._tick()
+        await target._scraper.close()
+    told = [line.fields["slo"] for line in caplog.records if "cannot be counted" in line.message]
+    assert told == ["ttft", "ttft", "ttft"]  # 2.5, 3, and 3 again after 6, which is above the first edge
+
+
 async def test_optional_series_that_are_not_there_are_no_news(caplog: pytest.LogCaptureFixture) -> None:
     """An engine without adapters and speculation, a hundred scrapes: the one line that it is up."""
     caplog.set_level(logging.INFO)
