@@ -132,7 +132,13 @@ def write(report: Report, out: IO[str], *, json_wanted: bool = False) -> None:
 
 
 def lines(report: Report) -> Iterator[tuple[str, str]]:
-    """(style, text) of one screen: findings first, then what was not judged, then the signals."""
+    """(style, text) of one screen. Control characters in an engine's names are escaped: a terminal would obey them."""
+    for style, text in _lines(report):
+        yield style, text if text.isprintable() else text.encode("unicode_escape").decode()
+
+
+def _lines(report: Report) -> Iterator[tuple[str, str]]:
+    """Findings first, then what was not judged, then the signals."""
     view = report.view
     yield "bold", f"{view.config.url}: {VERDICTS[report.exit_code]}, target is {view.state.value}"
     if report.failure is not None:

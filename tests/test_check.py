@@ -15,6 +15,7 @@ from exporter.cli import main
 from exporter.exposition import Failure, Reason, Scraped
 from exporter.findings import Finding, Severity
 from exporter.http_server import bind, server_of
+from tests.fake_engine import EXPOSITION
 from tests.live import FOUR_H100, busy, engine, fed, steps
 
 GONE = Failure(Reason.CONNECT, "refused")
@@ -101,6 +102,17 @@ def test_plain_text_into_a_pipe():
 
     assert "\x1b" not in out.getvalue()
     assert out.getvalue().startswith("http://localhost:8000: fine")
+
+
+def test_a_name_that_would_write_over_the_screen():
+    """An engine calls itself what it likes; a terminal would clear itself and show the line after as ours."""
+    body = EXPOSITION.replace(b"tiny", b"\x1b[2J\\nall is fine")
+    hostile = fed()
+    hostile.scrape(0.0, body)
+    told = [line for _, line in lines(conclude(hostile.view(), Scraped(body, False, 0.01), None))]
+
+    assert r"engine 0, model \x1b[2J\nall is fine" in told
+    assert all(line.isprintable() for line in told)
 
 
 class Terminal(io.StringIO):
