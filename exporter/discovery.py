@@ -130,7 +130,7 @@ class Discovery:
                 "targets cannot be found, the last ones stay", extra={"fields": {**fields, "reason": answer.problem}}
             )
         source.problem = answer.problem
-        changed = answer.found is not None and (source.good_unix_seconds is None or answer.found != source.found)
+        changed = answer.found is not None and (not source.asked or answer.found != source.found)
         if answer.found is not None:
             source.found = answer.found
         if answer.problem is None:

@@ -151,6 +151,7 @@ async def test_a_pipe_among_the_files_holds_up_nobody(tmp_path: Path) -> None:
     discovery, targets = await found(settings(file_sd=[tmp_path / "*.json"]))
     assert [target.label for target in targets] == ["10.0.0.1:8000"]
     assert not discovery.views()[0].valid
+    assert not await discovery.refresh(1.0)  # what was never wholly good is no news each time it is asked
 
 
 async def test_a_file_that_goes_leaves_its_targets_and_is_told_once(
