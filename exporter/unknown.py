@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 
 from exporter.catalogue import METRICS, Scope
 from exporter.collect import values
+from exporter.pipeline import MINUTE_SECONDS
 from exporter.schema import Role
 from exporter.signals import latency
 from exporter.signals.engine import has_work
@@ -20,12 +21,18 @@ SEVERAL = (
     lambda _, one: one.several_api_servers,
 )
 NO_WINDOW = ("watched for too short", lambda _, one: one.now.seconds <= 0)
+NO_MINUTE = ("watched for too short", lambda _, one: one.minute.seconds < MINUTE_SECONDS / 3)
 NO_WINDOWS = ("watched for too short", lambda _, one: not one.windows)
 IDLE = ("nothing decodes", lambda _, one: not one.now.increase("itl", part=Part.COUNT))
 NO_FIRST = ("no first token lately", lambda _, one: not one.now.increase("ttft", part=Part.COUNT))
 NO_FIRST_IN_WINDOWS = (
     "no first token in the window",
     lambda _, one: not any(each.increase("ttft", part=Part.COUNT) for each in one.windows.values()),
+)
+NO_QUANTILES = ("no quantiles: set quantiles", lambda _, one: not one.options.quantiles)
+NO_OBJECTIVES = (
+    "no objective: set slo.ttft_seconds or slo.tpot_seconds",
+    lambda target, _: target.config.slo.ttft_seconds is None and target.config.slo.tpot_seconds is None,
 )
 STILL_WAITING = ("those still waiting outweigh those served", lambda _, one: latency.queue_seconds(one) is not None)
 NO_ARRIVALS = ("nothing arrives", lambda _, one: not any(each.increase("arrivals") for each in one.windows.values()))
@@ -62,11 +69,11 @@ REASONS: Mapping[str, tuple[tuple[str, Reason], ...]] = {
     "crossover_positions": (NO_HARDWARE, NO_MODEL),
     "crossover_ratio": (NO_HARDWARE, NO_MODEL, SEVERAL, NO_WINDOW, IDLE),
     "step_seconds": (SEVERAL, NO_WINDOW, IDLE),
-    "predicted_ttft_seconds": (NO_WINDOW, NOTHING_LEAVES, NO_FIRST),
+    "predicted_ttft_seconds": (NO_WINDOW, NOTHING_LEAVES, NO_FIRST, STILL_WAITING),
     "ttft_queue_seconds": (NO_WINDOW, NO_FIRST),
     "ttft_prefill_seconds": (NO_WINDOW, NO_FIRST, STILL_WAITING),
     "queue_growth_requests_per_second": (NO_WINDOW,),
-    "latency_quantile_seconds": (NO_WINDOWS, NO_FIRST_IN_WINDOWS),
+    "latency_quantile_seconds": (NO_QUANTILES, NO_WINDOWS, NO_FIRST_IN_WINDOWS),
     "preemptions_per_arrival": (NO_WINDOWS, NO_ARRIVALS),
     "kv_preemption_point_sequences": (NO_WINDOW, IDLE_KV, NO_CAPACITY),
     "kv_headroom_sequences": (NO_WINDOW, IDLE_KV, NO_CAPACITY),
@@ -74,13 +81,13 @@ REASONS: Mapping[str, tuple[tuple[str, Reason], ...]] = {
     "kv_full_in_seconds": (NO_WINDOW, NOT_RISING),
     "warmness_ratio": (NO_CAPACITY,),
     "prefix_cache_hit_ratio": (NO_WINDOWS, NO_ARRIVALS),
-    "goodput_ratio": (NO_WINDOWS, NO_FINISHED),
+    "goodput_ratio": (NO_OBJECTIVES, NO_WINDOWS, NO_FINISHED),
     "cost_dollars_per_million_tokens": (NO_PRICE, ONLY_PREFILLS, NO_WINDOWS, NO_OUTPUT),
     "busy_cost_dollars_per_million_tokens": (NO_PRICE, ONLY_PREFILLS, NO_WINDOWS, NO_OUTPUT),
     "cost_baseline_dollars_per_million_tokens": (NO_BASELINE,),
     "busy_cost_baseline_multiple_ratio": (NO_PRICE, ONLY_PREFILLS, NO_BASELINE, NO_WINDOWS, NO_OUTPUT),
     "gpu_cost_dollars_total": (NO_PRICE,),
-    "speculation_advised": (NO_HARDWARE, NO_MODEL, SEVERAL, NO_WINDOW, IDLE, NOT_DRAFTING),
+    "speculation_advised": (NO_HARDWARE, NO_MODEL, SEVERAL, NO_WINDOW, IDLE, NOT_DRAFTING, NO_MINUTE),
     "speculation_expected_speedup_ratio": (NO_HARDWARE, NO_MODEL, SEVERAL, NO_WINDOW, IDLE, NOT_DRAFTING),
     "speculation_break_even_batch": (NO_HARDWARE, NO_MODEL, SEVERAL, NO_WINDOW, IDLE, NOT_DRAFTING, GAINS),
     "saturation_ratio": (NO_WINDOW,),

@@ -9,6 +9,7 @@ from exporter.signals.firing import conditions
 from exporter.signals.verdict import Kind, seconds, verdict
 from exporter.unknown import reasons
 from tests.bodies import Body, Fed
+from tests.live import FOUR_H100, steps
 from tests.programs import ROOT
 
 ALERTS = ROOT / "alerts"
@@ -242,6 +243,38 @@ def test_the_prefill_part_is_not_known_while_more_wait_than_were_served():
     run(pipeline, body, lambda each: serve(each.waiting(10), ttft=1.0))
     view = pipeline.view()
     assert reasons(view, view.engines[0])["ttft_prefill_seconds"] == "those still waiting outweigh those served"
+
+
+def test_a_first_token_is_not_predicted_while_more_waited_than_were_served():
+    """The same, when the queue has just drained: what a new request's prefill will take cannot be told from it."""
+    pipeline, body = fed()
+    run(pipeline, body, lambda each: serve(each.waiting(10), ttft=1.0))
+    pipeline.scrape(22, body.waiting(0))
+    view = pipeline.view()
+    assert reasons(view, view.engines[0])["predicted_ttft_seconds"] == "those still waiting outweigh those served"
+
+
+@pytest.mark.parametrize(("scrapes", "why"), [(5, "watched for too short"), (10, None)])
+def test_advice_is_taken_over_a_minute_a_third_of_which_must_have_been(scrapes, why):
+    """Drafts are made, and what they gain is known after ten seconds; the advice is after twenty."""
+    pipeline, body = fed(**FOUR_H100)
+    run(pipeline, body, lambda each: steps(each, 100, sequences=8, drafted=16, accepted=8), scrapes)
+    view = pipeline.view()
+    found = reasons(view, view.engines[0])
+    assert "speculation_expected_speedup_ratio" not in found
+    assert found.get("speculation_advised") == why
+
+
+def test_what_the_settings_leave_out_is_not_blamed_on_the_engine():
+    """Both objectives of requests switched off, and no quantiles."""
+    body, off = Body().process(), {"ttft_seconds": None, "tpot_seconds": None}
+    pipeline = Fed(TargetConfig(slo=off), windows={"15s": 15.0}, quantiles=())
+    pipeline.scrape(0, body)
+    run(pipeline, body, serve)
+    view = pipeline.view()
+    found = reasons(view, view.engines[0])
+    assert found["goodput_ratio"] == "no objective: set slo.ttft_seconds or slo.tpot_seconds"
+    assert found["latency_quantile_seconds"] == "no quantiles: set quantiles"
 
 
 def test_what_is_not_known_of_a_lost_engine_is_so_for_one_reason():
