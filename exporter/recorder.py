@@ -1,6 +1,7 @@
 """Record an engine's scrapes to a log, at a steady pace."""
 
 import asyncio
+import math
 import time
 from pathlib import Path
 
@@ -17,12 +18,13 @@ async def record(config: TargetConfig, path: Path, interval_seconds: float, seco
     """
     written = 0
     began = due = time.monotonic()
+    ends = math.inf if seconds is None else began + seconds
     with open_log(path, "wb") as log:
         async with Scraper(config) as scraper:
-            while seconds is None or time.monotonic() - began < seconds:
+            while due < ends:
                 outcome = await scraper.scrape()
                 write_entry(log, Entry(time.time(), outcome))
                 written += 1
                 due = next_due(due, interval_seconds, time.monotonic())
-                await asyncio.sleep(max(0.0, due - time.monotonic()))
+                await asyncio.sleep(max(0.0, min(due, ends) - time.monotonic()))
     return written

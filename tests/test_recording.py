@@ -102,6 +102,15 @@ def test_damaged_compression_is_refused(tmp_path: Path, suffix: str, damage: str
         list(read_log(path))
 
 
+async def test_a_recording_ends_in_time_however_long_the_interval(tmp_path: Path) -> None:
+    """After its seconds, not when the next scrape would be due: an hour later here."""
+    async with serving(lambda _: response()) as engine, asyncio.timeout(30):
+        config = TargetConfig(url=engine.url)
+        path = tmp_path / "engine.scrapes"
+        assert await recorder.record(config, path, interval_seconds=3600.0, seconds=0.2) == 1
+    assert len(list(read_log(path))) == 1
+
+
 async def test_recording_an_engine(tmp_path: Path) -> None:
     """What it answers and that it does not, as they come."""
     path = tmp_path / "log.gz"
