@@ -25,7 +25,7 @@ from exporter.render import Encode, Lines, exposition
 from exporter.replicas import Fleet
 from exporter.schema import Config
 from exporter.signals.view import SelfView, TargetView
-from exporter.targets import RENDERED_AHEAD_FROM, Targets
+from exporter.targets import RENDERED_AHEAD_FROM, Target, Targets
 
 log = logging.getLogger("exporter.app")
 
@@ -99,11 +99,11 @@ class Sidecar:
     async def remember(self) -> None:
         """Keep the recent past and the advice on replicas, a round every few seconds, for ever."""
         while True:
-            views = []
+            views: list[TargetView] = []
             targets = list(self.targets)
             for target in targets:
-                views.append(target.view())
-                self._remember(views[-1])
+                if (view := self._remember(target)) is not None:
+                    views.append(view)
                 await asyncio.sleep(STEP_SECONDS / len(targets))
             self._advise(views)
             self.recent.forget(time.time())
@@ -111,11 +111,15 @@ class Sidecar:
             if not targets:
                 await asyncio.sleep(STEP_SECONDS)
 
-    def _remember(self, view: TargetView) -> None:
+    def _remember(self, target: Target) -> TargetView | None:
+        """Keep a point of a target; returns it as it is now, if that can be told."""
+        view = None
         try:
+            view = target.view()
             self.recent.add(view, time.time())
-        except Exception:
-            log.exception("a point could not be kept", extra={"fields": {"target": view.label}})
+        except Exception:  # whatever it is, targets must go on being found, and the others remembered
+            log.exception("a point could not be kept", extra={"fields": {"target": target.config.label}})
+        return view
 
     def _advise(self, views: Sequence[TargetView]) -> None:
         if self.config is None:

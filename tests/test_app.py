@@ -220,8 +220,9 @@ async def test_signals_of_an_engine(client: httpx.AsyncClient, sidecar: Sidecar)
     assert json.dumps(found, allow_nan=False)
 
 
+@pytest.mark.parametrize("faulty", ["recent.add", "pipeline.view"])
 async def test_the_recent_past_and_the_advice_are_kept_up(
-    client: httpx.AsyncClient, sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch
+    client: httpx.AsyncClient, sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch, faulty: str
 ) -> None:
     """A point a round, and every model that is watched is advised on; a fault in one round does not end the next. What
     readers of the API were shown is let go.
@@ -231,14 +232,16 @@ async def test_the_recent_past_and_the_advice_are_kept_up(
     observe(sidecar, Scraped(EXPOSITION, False, 0.01))
     shown = weakref.ref(sidecar.readings.all()[0])
     rounds = itertools.count()
-    add = sidecar.recent.add
+    [target] = sidecar.targets
+    where, name = {"recent.add": (sidecar.recent, "add"), "pipeline.view": (target.pipeline, "view")}[faulty]
+    work = getattr(where, name)
 
-    def faulty(*arguments: Any) -> None:
+    def at_first_faulty(*arguments: Any) -> Any:
         if next(rounds) == 0:
             raise ArithmeticError
-        add(*arguments)
+        return work(*arguments)
 
-    monkeypatch.setattr(sidecar.recent, "add", faulty)
+    monkeypatch.setattr(where, name, at_first_faulty)
     keeping = asyncio.create_task(sidecar.remember())
     async with asyncio.timeout(10):
         while next(rounds) < 5:  # noqa: ASYNC110 - seen from outside only
