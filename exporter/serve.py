@@ -223,7 +223,8 @@ class Site:
             listening = listening or await self._bound()
             if listening is None:
                 return
-            fields = {"address": self.address, "page": self._page, "tls": self._web.context is not None}
+            address = f"{self.address.rpartition(':')[0]}:{listening.getsockname()[1]}"  # port 0 is any
+            fields = {"address": address, "page": self._page, "tls": self._web.context is not None}
             log.info("serving", extra={"fields": fields})
             with listening:
                 while not self._ended.is_set():

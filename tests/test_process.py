@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+import logging
 import os
 import re
 import signal
@@ -120,6 +121,21 @@ def test_it_ends_while_one_of_its_addresses_is_waited_for(how: signal.Signals) -
             running.process.send_signal(how)
             assert running.process.wait(timeout=5) == 0
             assert "Traceback" not in running.log()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", ""])
+async def test_the_port_that_is_logged_is_the_one_served(host: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Where any port will do, as for the page beside a listen_address of :65535, nobody could know it otherwise."""
+    caplog.set_level(logging.INFO)
+    listening, web = bind(f"{host}:0"), Web(None)
+    port = listening.getsockname()[1]
+    one = Site(f"{host}:0", Guard(create_app(App()), web), web, page=True)
+    serve = asyncio.create_task(one.serve(listening))
+    await asyncio.sleep(0)
+    one.end()
+    await serve
+    told = [record.fields["address"] for record in caplog.records if record.message == "serving"]
+    assert told == [f"{host}:{port}"]
 
 
 async def test_sigterm_is_heard_while_the_web_config_is_being_renewed() -> None:
