@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,7 @@ from urllib.parse import urlencode
 import pytest
 import pytest_asyncio
 from axe_playwright_python.async_playwright import Axe
-from playwright.async_api import Browser, Page, async_playwright
+from playwright.async_api import Browser, Page, Route, async_playwright
 
 from exporter.lab.profiles import Profile
 from exporter.recent import STEP_SECONDS
@@ -149,6 +150,37 @@ async def test_alerts_that_would_fire_lead_to_their_runbooks(scenery: Scene, bro
     async with opened(browser, f"{scenery.url}/#target=blind") as found:
         link = found.page.get_by_role("link", name="VLLMSidecarBlind")
         assert (await link.get_attribute("href") or "").endswith("/alerts/runbooks/VLLMSidecarBlind.md")
+
+
+async def test_a_link_stays_while_somebody_reaches_for_it(browser: Browser) -> None:
+    """What it says changes with every scrape; the focus, and a press of a button that takes a moment, need the link."""
+    numbers = itertools.count(1)
+
+    async def changing(route: Route) -> None:
+        answer = await route.fetch()
+        state = await answer.json()
+        number = next(numbers)
+        alerts = ["VLLMEngineStalled"] * (number > 2) + ["VLLMPreemptions", "VLLMSidecarBlind"]
+        told = {"lasting": "5m", "summary": f"number {number}"}
+        state["selected"]["conditions"] = [{"alert": name, "runbook_url": f"#{name}", **told} for name in alerts]
+        await route.fulfill(response=answer, json=state)
+
+    async with scene({"nobody": None}) as made, opened(browser, made.url) as found:
+        await found.page.route("**/page/state*", changing)
+        said = "number => document.querySelector('#firing ul').textContent.includes(`number ${number}`)"
+        await found.until(said, 1)
+        link = found.page.get_by_role("link", name="VLLMPreemptions")
+        await link.focus()
+        await found.until(said, 4)
+        assert await link.evaluate("link => link === document.activeElement")
+        texts = await found.page.locator("#firing li").all_inner_texts()
+        assert [text.partition(":")[0] for text in texts] == [
+            "VLLMEngineStalled",
+            "VLLMPreemptions",
+            "VLLMSidecarBlind",
+        ]
+        await found.page.unroute("**/page/state*")
+        await found.until("document.querySelector('#firing ul').textContent.startsWith('VLLMEngineLost: is loading.')")
 
 
 async def test_an_unknown_number_says_why(scenery: Scene, browser: Browser) -> None:

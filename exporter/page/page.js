@@ -125,21 +125,32 @@ function announce(engine) {
   put($("#announcement"), `${nameOf(engine)}: ${engine.verdict.sentence}`);
 }
 
+/** Items stay as long as their alerts hold, for somebody may be reaching for a link; alerts have one order. */
 function drawFiring(conditions) {
   const list = $("#firing ul");
-  const text = JSON.stringify(conditions);
-  if (list.dataset.text === text) return;
-  list.dataset.text = text;
-  list.replaceChildren(...conditions.map(({ alert, lasting, summary, runbook_url }) => {
-    const item = document.createElement("li");
+  const wanted = conditions.length ? conditions : [{ alert: "" }];
+  for (const item of [...list.children]) {
+    if (!wanted.some(({ alert }) => alert === item.dataset.alert)) item.remove();
+  }
+  let next = list.firstElementChild;
+  for (const { alert, lasting, summary, runbook_url } of wanted) {
+    const item = next?.dataset.alert === alert ? next : list.insertBefore(newAlert(alert, runbook_url), next);
+    put(item.lastElementChild, alert ? `: ${summary}. Fires after ${lasting}.` : "None.");
+    next = item.nextElementSibling;
+  }
+}
+
+function newAlert(alert, runbook_url) {
+  const item = document.createElement("li");
+  item.dataset.alert = alert;
+  if (alert) {
     const link = item.appendChild(document.createElement("a"));
     link.href = runbook_url;
     link.rel = "noreferrer";
     link.textContent = alert;
-    item.append(`: ${summary}. Fires after ${lasting}.`);
-    return item;
-  }));
-  if (conditions.length === 0) list.appendChild(document.createElement("li")).textContent = "None.";
+  }
+  item.appendChild(document.createElement("span"));
+  return item;
 }
 
 async function ask(path) {
