@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+import re
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
@@ -179,7 +180,7 @@ async def test_a_link_stays_while_somebody_reaches_for_it(browser: Browser) -> N
             "VLLMPreemptions",
             "VLLMSidecarBlind",
         ]
-        await found.page.unroute("**/page/state*")
+        await found.page.unroute_all(behavior="wait")
         await found.until("document.querySelector('#firing ul').textContent.startsWith('VLLMEngineLost: is loading.')")
 
 
@@ -250,6 +251,39 @@ async def test_ten_minutes_are_drawn(scenery: Scene, browser: Browser) -> None:
         assert across[0] < 15
         assert across[-1] > 585
         assert "now" in (await found.page.locator(".panel svg").nth(4).get_attribute("aria-label") or "")
+
+
+async def test_history_that_was_asked_for_twice_is_drawn_once(browser: Browser) -> None:
+    """As by who clicks while an answer is on its way. Two points, to which the line would go back from its end."""
+    now, asked = time.time(), itertools.count(1)
+    both = asyncio.Event()
+
+    async def slow(route: Route) -> None:
+        if next(asked) == 2:
+            both.set()
+        await both.wait()
+        answer = await route.fetch()
+        told = await answer.json()
+        if "since=0" in route.request.url:
+            series = told["engines"][0]["series"]
+            series |= {name: [None, None] for name in series}
+            series |= {"unix_seconds": [now - 10, now - 5], "kv_usage_ratio": [0.1, 0.2]}
+        await route.fulfill(response=answer, json=told)
+
+    async with scene({"nobody": None}) as made, opened(browser, made.url) as found:
+        await found.page.route("**/api/v1/history*", slow)
+        async with found.page.expect_request("**/api/v1/history*"):
+            pass
+        await found.page.evaluate("window.dispatchEvent(new HashChangeEvent('hashchange'))")
+        async with asyncio.timeout(15):
+            await both.wait()
+        drawn = "document.querySelectorAll('path.one')[4].getAttribute('d')"
+        await found.until(f"({drawn} ?? '') !== ''")
+        for _ in range(2):
+            async with found.page.expect_response("**/page/state*"):
+                pass
+        assert len(re.findall("[ML]", await found.page.evaluate(drawn))) == 2
+        await found.page.unroute_all(behavior="wait")
 
 
 async def test_the_chart_goes_on_when_the_clock_is_set_back(

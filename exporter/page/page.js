@@ -170,7 +170,8 @@ async function readHistory(engine) {
   if (since && engine.unix_seconds - since < shown.history.step_seconds) return;
   const answer = await ask(`${HISTORY}?${key}&since=${since}`);
   const found = answer.engines[0]?.series;
-  if (!found || shown.key !== key) return;
+  const readMeanwhile = shown.key !== key || (shown.history.unix_seconds.at(-1) ?? 0) !== since;
+  if (!found || readMeanwhile) return;
   const from = answer.unix_seconds - SECONDS;
   const skipped = shown.history.unix_seconds.filter((at) => at < from).length;
   const merged = { step_seconds: answer.step_seconds };
