@@ -20,7 +20,7 @@ from exporter.exposition import LARGE_BYTES, Failure, Reason, Scraped, condense,
 from exporter.files import file_version, read_file
 from exporter.schema import TargetConfig
 from exporter.tls import client_context, problem
-from exporter.transport import Transport
+from exporter.transport import IDLE_SECONDS, Transport
 from exporter.upstream import PREFIXES, filter_names
 
 # Text 0.0.4, or whatever there is. OpenMetrics is not named, though it is read: prometheus_client takes the name for
@@ -197,7 +197,8 @@ class Scraper:
             context = client_context(scrape) if parts.scheme == "https" else None
         except OSError as error:
             raise _UnusableFileError(Reason.TLS, f"certificate files: {problem(error)}") from None
-        self._transport = Transport(context, unquote(parts.netloc) if parts.scheme == "http+unix" else None)
+        socket_path = unquote(parts.netloc) if parts.scheme == "http+unix" else None
+        self._transport = Transport(context, socket_path, often=scrape.interval_seconds < IDLE_SECONDS)
         self._files = files
         return self._transport
 

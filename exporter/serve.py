@@ -137,8 +137,8 @@ def bound_resources() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     # Names that do not resolve hold a thread each for seconds; they must not wait for one another.
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(64, thread_name_prefix="names"))
-    # What is kept hardly ever forms cycles, and there is much of it to search.
-    gc.set_threshold(20_000, 20, 50)
+    # What is kept hardly ever forms cycles, and there is much of it to search; asyncio leaves one of each connection.
+    gc.set_threshold(5_000, 20, 50)
     # glibc, once a large block was freed, takes further ones from the heap, which they leave in pieces: a fifth of the
     # memory of a hundred targets. With limits set it gives them back.
     with contextlib.suppress(AttributeError):  # another libc

@@ -28,11 +28,15 @@ class Transport(httpx.AsyncBaseTransport):
     Args:
         context: for https.
         socket_path: a Unix socket to ask instead of the host in the URL.
+        often: the next request will come before a kept connection would be closed.
     """
 
-    def __init__(self, context: ssl.SSLContext | None = None, socket_path: str | None = None) -> None:
+    def __init__(
+        self, context: ssl.SSLContext | None = None, socket_path: str | None = None, *, often: bool = True
+    ) -> None:
         self._context = context
         self._socket_path = socket_path
+        self._often = often
         self._kept: _Connection | None = None
         self._expiry: asyncio.TimerHandle | None = None
 
@@ -83,7 +87,7 @@ class Transport(httpx.AsyncBaseTransport):
 
     def keep(self, connection: "_Connection") -> None:
         """Keep a connection whose answer was read for the next request, if there is one soon."""
-        if self._kept is not None or not connection.reusable:
+        if self._kept is not None or not self._often or not connection.reusable:
             connection.close()
             return
         self._kept = connection

@@ -253,6 +253,13 @@ async def test_a_connection_is_kept() -> None:
     assert (engine.connections, len(engine.requests)) == (1, 10)
 
 
+async def test_a_connection_that_nobody_would_use_again_is_not_kept() -> None:
+    """Asked every 4 s or less often the engine, which ends one that was idle for 5 s, would be asked too late."""
+    async with serving(lambda _: response()) as engine, Scraper(target(engine.url, interval_seconds=5.0)) as scraper:
+        assert body_of(await scraper.scrape()) == body_of(await scraper.scrape()) == EXPOSITION
+    assert engine.connections == 2
+
+
 async def test_gzip_is_read_though_not_asked_for() -> None:
     """An engine behind a proxy that compresses always."""
     async with serving(lambda _: response(gzip.compress(EXPOSITION), content_encoding="GZIP")) as engine:
