@@ -135,16 +135,20 @@ class Pipeline:
     def _observe_engines(
         self, snapshot: Snapshot, restarts: Restarts, at: float, unix: float, *, continuous: bool
     ) -> Iterator[Stretch]:
-        self._present = tuple(
+        present = tuple(
             engine
             for engine, columns in self._layout.engines.items()
             if any(snapshot.value(slot) is not None for slot in columns.values())
         )
+        for engine in present:  # first, so that a fault of ours in what follows leaves none without
+            self._accruals.setdefault(engine, Accrual(unix, at))
+            self._judgements.setdefault(engine, Judgement())
+        self._present = present
         target = self._history.last_two(TARGET)
         alone = len(self._present) == 1 and not snapshot.others
         estimator = decode.estimator(self.config, several_api_servers=self._several_api_servers)
         for engine in self._present:
-            accrual = self._accruals.setdefault(engine, Accrual(unix, at))
+            accrual = self._accruals[engine]
             step, raw = self._history.last_two(engine), self._raw(engine, snapshot)
             began_again = restarts.process or (restarts.process is None and engine in restarts.owners)
             if began_again:
@@ -159,7 +163,7 @@ class Pipeline:
             yield self._stretch(engine, busy, step) if unbroken else Stretch(busy)
 
     def _judge(self, engine: Engine, snapshot: Snapshot, at: float, *, began_again: bool) -> None:
-        judgement = self._judgements.setdefault(engine, Judgement())
+        judgement = self._judgements[engine]
         if began_again:
             judgement.begin_again()
         written = kv_cache.written_tokens(self._raw(engine, snapshot))

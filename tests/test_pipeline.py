@@ -2,6 +2,7 @@
 
 import pytest
 
+from exporter.accrual import Accrual
 from exporter.exposition import Reason
 from exporter.schema import Options, Role, Scrape, TargetConfig
 from tests.bodies import UNIX, Body, Fed
@@ -393,3 +394,21 @@ def test_a_recorded_clock_that_was_set_back_costs_nothing_and_breaks_nothing():
 
     assert sum(v for (name, _), v in pipeline.shown().items() if name == "gpu_cost_dollars_total") == pytest.approx(12)
     assert pipeline.get("waiting_requests_time_count") == 12
+
+
+def test_a_fault_of_ours_in_the_midst_of_a_scrape_leaves_what_can_be_shown(monkeypatch):
+    """A second engine comes, and what we make of it fails: the target is down, as after any failed scrape, and the next
+    good one shows both. Else one such target would leave a whole fleet without its /metrics.
+    """
+    fed = Fed()
+    fed.scrape(0, Body().running(1))
+    with monkeypatch.context() as broken:
+        broken.setattr(Accrual, "put", None)
+        with pytest.raises(TypeError):
+            fed.scrape(2, Body().running(1), Body("1").running(2))
+        fed.fail(2)
+        assert fed.get("target_up") == 0
+    fed.scrape(4, Body().running(1), Body("1").running(2))
+
+    assert fed.get("target_up") == 1
+    assert (fed.get("running_requests", engine="0"), fed.get("running_requests", engine="1")) == (1, 2)
