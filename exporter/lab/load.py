@@ -153,6 +153,8 @@ def check(arguments: argparse.Namespace) -> Pattern:
             raise ValueError("--sweep goes from a rate above 0 up to a higher one in steps above 0")
         if arguments.trace:
             raise ValueError("--sweep needs a rate to raise: it cannot go with --trace")
+        if arguments.picture:
+            raise ValueError("--picture draws one run: it cannot go with --sweep")
     if not arguments.url.startswith(("http://", "https://")):
         raise ValueError(f"--url must begin with http:// or https://: {arguments.url}")
     return pattern

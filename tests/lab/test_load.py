@@ -318,6 +318,7 @@ async def test_a_sweep_stops_at_the_frontier(tmp_path: Path, capsys: pytest.Capt
         (["--longest", "1"], "--longest must be at least 2"),
         (["--sweep", "5", "1", "1"], "--sweep goes from a rate above 0 up to a higher one in steps above 0"),
         (["--sweep", "1", "2", "1", "--trace", "x"], "--sweep needs a rate to raise: it cannot go with --trace"),
+        (["--sweep", "1", "2", "1", "--picture", "x.png"], "--picture draws one run: it cannot go with --sweep"),
         (["--url", "localhost:8000"], "--url must begin with http:// or https://: localhost:8000"),
         (["--trace", "/nowhere.csv"], "[Errno 2] No such file or directory: '/nowhere.csv'"),
     ],
