@@ -87,8 +87,8 @@ class Accrual:
         # What those that run now have spent towards their next outputs is not counted yet: as long as usual, at most.
         unfinished = 0.0 if running == 0 else self.first_token_seconds
         at_most = plus(seconds_to_outputs(step), unfinished, gap if running and gap else 0.0)
-        finished_before, finished = finished_requests(step, Window.first), finished_requests(step)
-        if before and finished is not None and before > finished - (finished_before or 0.0):
+        finished = finished_requests(step, Window.increase)
+        if before and finished is not None and before > finished:
             at_most = None  # one of those that ran at the earlier scrape, if in a long prefill, runs still
         busy = busy_seconds(step.seconds, steps, before, running, self.step_seconds or gap, at_most=at_most)
         if before and running:

@@ -141,8 +141,8 @@ class Pipeline:
             if any(snapshot.value(slot) is not None for slot in columns.values())
         )
         for engine in present:  # first, so that a fault of ours in what follows leaves none without
-            self._accruals.setdefault(engine, Accrual(unix, at))
-            self._judgements.setdefault(engine, Judgement())
+            if engine not in self._accruals:
+                self._accruals[engine], self._judgements[engine] = Accrual(unix, at), Judgement()
         self._present = present
         target = self._history.last_two(TARGET)
         alone = len(self._present) == 1 and not snapshot.others
