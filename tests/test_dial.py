@@ -102,7 +102,8 @@ async def test_numbers_need_no_resolver(monkeypatch: pytest.MonkeyPatch, listeni
     """Its threads may all be waiting for names."""
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", None)
     host, port = listening.getsockname()
-    (await dial(host, port)).close()
+    with await dial(host, port) as connected:
+        assert connected.getpeername() == (host, port)
 
 
 def test_families_take_turns() -> None:
